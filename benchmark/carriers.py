@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from banyan.cli.engine import Engine
+from benchmark.engine import Engine
 from benchmark.measure import flush_cache
 from benchmark.mooncake import Mooncake
 from benchmark.processes import ProcessSession

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from banyan.cli.engine import Engine
+from benchmark.engine import Engine
 
 
 def control_costs(url: str) -> list[dict[str, Any]]:

@@ -40,8 +40,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from banyan.cli.engine import Engine
 from benchmark import own_network, pd_agents, pd_classes, pd_dual, pd_slow, pd_times
+from benchmark.engine import Engine
 from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.modes.models import LLAMA, ensure
 from benchmark.pd_checks import (

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from banyan.cli.engine import Engine
 from benchmark.client import NativeClient, open_session
+from benchmark.engine import Engine
 from benchmark.pd_servers import PAGE_TOKENS, SERVER_ARGS, START_TIMEOUT_S, Pair
 from benchmark.servers import ServerSpec, cpu_env, wait_ready
 from benchmark.store_server import prompts

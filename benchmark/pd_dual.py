@@ -32,8 +32,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from banyan.cli.engine import Engine
 from banyan_lab.sim.pair import Asked, PairRates, times_s
+from benchmark.engine import Engine
 from benchmark.metrics import spread
 from benchmark.pd_servers import Pair
 from benchmark.provenance import provenance

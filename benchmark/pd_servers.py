@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from banyan.cli.engine import Engine
+from benchmark.engine import Engine
 from benchmark.processor import CPU_ENGINE
 from benchmark.servers import Server, ServerSpec, Share, beside, cpu_env, free_port, wait_ready
 

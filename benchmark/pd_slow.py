@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from banyan.cli.engine import Engine
+from benchmark.engine import Engine
 from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.own_network import DEVICE, FAST_MBIT, SLOW_PORTS, SlowPorts, figures_inside
 from benchmark.pd_checks import ttft_s

@@ -30,8 +30,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from banyan.cli.engine import Engine
 from banyan.planner import Action
+from benchmark.engine import Engine
 from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.processor import CPU_ENGINE
 from benchmark.results import write_report

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from banyan.cli.engine import Engine
+from benchmark.engine import Engine
 from benchmark.measure import flush_cache
 from benchmark.processor import CPU_ENGINE
 from benchmark.servers import Server, ServerSpec, cpu_env, free_port, wait_ready, write_secret

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from banyan.cli import trace
-from banyan.cli.engine import Engine
 from banyan.observe.timeline import FIRST_TOKEN, chrome_trace
+from benchmark.engine import Engine
 from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.processor import CPU_ENGINE
 from benchmark.provenance import provenance

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from banyan.cli.engine import Engine
 from banyan.planner import Action
+from benchmark.engine import Engine
 from benchmark.processor import CPU_ENGINE
 from benchmark.servers import Server, ServerSpec, cpu_env, wait_ready
 from benchmark.workload.generated import ChatShape, generate_conversations

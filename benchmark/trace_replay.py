@@ -25,9 +25,9 @@ if not __package__:
     # Run as a file: Python then looks for modules beside it, not where `benchmark` itself is found.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from banyan.cli.engine import policy_hints
 from benchmark.client import NativeClient, open_session
 from benchmark.compare import order_of_repetition
+from benchmark.engine import policy_hints
 from benchmark.provenance import provenance
 from benchmark.records import Record
 from benchmark.replay import WarmStart, Workload, play_cold, summary

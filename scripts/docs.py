@@ -16,11 +16,12 @@ from pathlib import Path
 # Whoever starts this file by its name has only its folder on the path.
 sys.path.append(str(Path(__file__).parents[1]))
 sys.path.append(str(Path(__file__).parent))
+import patch_index as index
 import watching
+from tables import knob_table, path_table
 
-from banyan import config, knobs, patches
-from banyan.cli import patch_index as index
-from banyan.router import paths, settings
+from banyan import config, patches
+from banyan.router import settings
 from benchmark import carriers_page, pd_page, ranks_page, remote_page
 from benchmark.alternatives import documented
 
@@ -29,12 +30,12 @@ ENGINE_PATCHES = ROOT / "cpu_engine" / "banyan_cpu_engine" / "patches"
 PARTS: dict[str, Callable[[], str]] = {
     "features": index.feature_table,
     "engine patches": lambda: index.table(patches.load_queue(ENGINE_PATCHES)),
-    "knobs sharing": lambda: knobs.table(config.Config, config.SHARING),
-    "knobs tiers": lambda: knobs.table(config.Config, config.TIERS),
-    "knobs nodes": lambda: knobs.table(config.Config, config.NODES),
-    "knobs gpu": lambda: knobs.table(config.Config, config.GPU),
-    "knobs router": lambda: knobs.table(settings.Settings, settings.ROUTER),
-    "paths": paths.table,
+    "knobs sharing": lambda: knob_table(config.Config, config.SHARING),
+    "knobs tiers": lambda: knob_table(config.Config, config.TIERS),
+    "knobs nodes": lambda: knob_table(config.Config, config.NODES),
+    "knobs gpu": lambda: knob_table(config.Config, config.GPU),
+    "knobs router": lambda: knob_table(settings.Settings, settings.ROUTER),
+    "paths": path_table,
     "pd figures": pd_page.table,
     "dual figures": pd_page.dual_table,
     "slow figures": pd_page.slow_table,

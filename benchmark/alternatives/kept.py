@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from banyan.cli.engine import Engine
 from benchmark.alternatives.start import Running
 from benchmark.alternatives.systems import PAGE_TOKENS, Budget, System
+from benchmark.engine import Engine
 from benchmark.router_failover import metric
 
 STILL_S = 2.0

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from banyan.cli.engine import Engine
 from banyan_lab.bench.hooks import STEP, Costs
 from benchmark.client import NativeClient, open_session
+from benchmark.engine import Engine
 from benchmark.overhead.cases import FILL, Case, prompts
 from benchmark.records import Answer
 from benchmark.servers import Server

@@ -18,7 +18,7 @@ from typing import Any
 from banyan import knobs
 from banyan.core import Address
 from banyan.knobs import above_zero, at_least, check, from_zero_to, knob, zero_or_more
-from banyan.refusals.combinations import FlagFacts, combination_refusal
+from banyan.refusals.combinations import combination_refusal
 
 SHARING, TIERS, NODES, GPU = "sharing", "tiers", "nodes", "gpu"
 """The groups of knobs, a table of the documentation each."""
@@ -319,19 +319,7 @@ class Config:
 
     def __post_init__(self) -> None:
         check(self)
-        line = combination_refusal(
-            FlagFacts(
-                keeps_arena=bool(self.keep_host_arena),
-                names_arena_size=bool(self.host_gb),
-                has_store=bool(self.store),
-                has_arena=self.has_arena,
-                policy=self.policy,
-                places=self.policy != SGLANG_POLICY,
-                looks_up=self.looks_up,
-                deals_with_nodes=self.deals_with_nodes,
-                has_secret=bool(self.secret_file),
-            )
-        )
+        line = combination_refusal(self)
         if line is not None:
             raise ValueError(line)
 

@@ -99,9 +99,9 @@ def add_to(parser: argparse._ActionsContainer, settings: type) -> None:
             more |= {"metavar": one.metavar, "type": one.parse}
         if one.const is not None:
             more |= {"nargs": "?", "const": one.const}
-        shown = "" if one.is_open else f" Default: {_shown(default, one)}."
+        named = "" if one.is_open else f" Default: {shown(default, one)}."
         # No default here: what the user has not given is missing, and the class may choose it.
-        parser.add_argument(one.flag, help=text + shown, default=argparse.SUPPRESS, **more)
+        parser.add_argument(one.flag, help=text + named, default=argparse.SUPPRESS, **more)
 
 
 def take_from(values: Mapping[str, Any], settings: type) -> dict[str, Any]:
@@ -121,31 +121,11 @@ def take_from(values: Mapping[str, Any], settings: type) -> dict[str, Any]:
     return taken
 
 
-def table(settings: type, group: str) -> str:
-    """The knobs of one group as a Markdown table."""
-    rows = ["| flag | default | meaning |", "|---|---|---|"]
-    for _, default, one in knobs_of(settings):
-        if one.flag and one.group == group:
-            rows.append(f"| `{_usage(one)}` | {_shown_as_code(default, one)} | {one.text} |")
-    return "\n".join(rows) + "\n"
-
-
-def _usage(one: Knob) -> str:
-    if one.switches_to is not None:
-        return one.flag
-    argument = "\\|".join(one.choices) if one.choices and not one.metavar else one.metavar
-    return f"{one.flag} [{argument}]" if one.const is not None else f"{one.flag} {argument}"
-
-
-def _shown(default: Any, one: Knob) -> str:
+def shown(default: Any, one: Knob) -> str:
+    """A default for people."""
     if one.unset:
         return one.unset
     return "off" if one.switches_to is not None else f"{default:g}" if isinstance(default, float) else str(default)
-
-
-def _shown_as_code(default: Any, one: Knob) -> str:
-    shown = _shown(default, one)
-    return f"`{shown}`" if isinstance(default, str) and not one.unset else shown
 
 
 def at_least(least: float, unit: str = "") -> Check:

@@ -168,7 +168,8 @@ class ArenaFrameTable(Protocol):
 class StoreFound(Protocol):
     """Leading pages that the store held at the time of a lookup. A hint."""
 
-    num_pages: int
+    @property
+    def num_pages(self) -> int: ...
 
     def after(self, num_pages: int, /) -> StoreFound:
         """What was found behind the first ``num_pages``; of fewer, nothing."""

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from banyan.cli.engine import plan_hints
 from banyan.planner import Action
+from benchmark.engine import plan_hints
 from benchmark.processor import CPU_ENGINE
 from benchmark.servers import Server, ServerSpec, cpu_env, wait_ready
 from benchmark.warm import ForkedServer

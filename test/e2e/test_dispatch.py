@@ -7,7 +7,7 @@ import urllib.error
 
 import pytest
 
-from banyan.cli.engine import policy_hints
+from benchmark.engine import policy_hints
 
 pytestmark = pytest.mark.e2e
 

@@ -16,13 +16,13 @@ import psutil
 import pytest
 from test.e2e.conftest import ARGS, MODEL, Client
 
-from banyan.cli.engine import Engine
 from banyan.cli.explain import decisions, sentences
 from banyan.core import Address
 from banyan.features.nodes.page_server import PageServer
 from banyan.features.nodes.wire import Ask
 from banyan.routing.headers import SOURCE_HEADER
 from banyan.transport.sealed.secret import Keys, read_secret
+from benchmark.engine import Engine
 from benchmark.router_failover import router
 from benchmark.servers import Server, ServerSpec, cpu_env, free_port, wait_ready
 from benchmark.warm import ForkedServer

@@ -22,10 +22,11 @@ import zmq
 from test.e2e.conftest import MODEL
 from test.e2e.test_tiers import damage
 
-from banyan.cli.engine import Engine, EngineError
+from banyan.cli.engine import EngineError
 from banyan.cli.explain import decisions, sentences
 from banyan.transport.sealed import sealing
 from banyan.transport.sealed.secret import Keys, read_secret
+from benchmark.engine import Engine
 from benchmark.pd import num_answer_pages, num_found_pages
 from benchmark.pd_servers import PAGE_TOKENS, SERVER_ARGS, Pair
 from benchmark.servers import Server, ServerSpec, cpu_env, free_port, wait_ready, write_secret

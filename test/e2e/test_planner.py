@@ -3,9 +3,9 @@
 
 import pytest
 
-from banyan.cli.engine import Engine
 from banyan.cli.explain import decisions, sentences
 from banyan.planner import Action
+from benchmark.engine import Engine
 
 pytestmark = pytest.mark.e2e
 

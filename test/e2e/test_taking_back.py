@@ -12,7 +12,8 @@ import pytest
 from test.e2e.conftest import MODEL
 from test.e2e.test_pairs import flushes, ids_of, is_empty, num_requests, until
 
-from banyan.cli.engine import Engine, EngineError
+from banyan.cli.engine import EngineError
+from benchmark.engine import Engine
 from benchmark.pd_servers import PAGE_TOKENS, SERVER_ARGS, Pair
 from benchmark.servers import ServerSpec, cpu_env, wait_ready
 from benchmark.warm import ForkedServer

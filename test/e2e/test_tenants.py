@@ -7,7 +7,7 @@ import urllib.error
 import pytest
 
 from banyan.cli import explain
-from banyan.cli.engine import Engine
+from benchmark.engine import Engine
 
 pytestmark = pytest.mark.e2e
 COUNTED = ("prompt_tokens", "own_tokens", "peer_tokens")

@@ -11,9 +11,9 @@ import pytest
 from test.e2e.conftest import MOVE
 
 from banyan import cli
-from banyan.cli.engine import Engine
 from banyan.observe.collector import Collector
 from banyan.observe.timeline import is_whole
+from benchmark.engine import Engine
 from benchmark.modes import asking, models
 from benchmark.servers import ServerSpec, cpu_env, free_port, wait_ready
 from benchmark.warm import ForkedServer

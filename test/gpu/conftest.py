@@ -31,6 +31,6 @@ def gpu():
 
 @pytest.fixture(scope="session")
 def driver(gpu):
-    from banyan.transport.cuda_ipc.cuda_python import CudaDriver
+    from banyan.transport.cuda_ipc.driver import CudaDriver
 
     return CudaDriver()

@@ -16,8 +16,8 @@ import torch
 from banyan import _native
 from banyan.layout import BlockGeometry
 from banyan.transport.cuda_ipc.copies import LayerGroups
-from banyan.transport.cuda_ipc.cuda_python import CudaDriver
 from banyan.transport.cuda_ipc.description import describe
+from banyan.transport.cuda_ipc.driver import CudaDriver
 from banyan.transport.cuda_ipc.gpu_io import ArenaReads, GpuIo
 from banyan.transport.cuda_ipc.host_pieces import KeptPieces, Pinned
 from banyan.transport.cuda_ipc.leases import LeaseWord

@@ -21,10 +21,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from banyan.transport.cuda_ipc.copy_stream import CopyStreams, open_copy_streams
-from banyan.transport.cuda_ipc.driver import CopyDriver, Flags
+from banyan.transport.cuda_ipc.driver import CudaDriver
 
 NUM_OTHERS = 32
 PATIENCE_S = 0.2
@@ -37,12 +37,6 @@ WORTH_S = 0.001
 """Less of a time to first token is not worth another rule of which copy may start when."""
 
 
-class StreamDriver(CopyDriver, Flags, Protocol):
-    """What is asked of the driver."""
-
-    def create_stream(self) -> int: ...
-
-
 @dataclass(frozen=True, slots=True)
 class HeldUp:
     """Of ``num_others`` streams so many had not run while ``num_waiting`` copy streams waited; ``kind`` of streams."""
@@ -53,7 +47,7 @@ class HeldUp:
     num_held_up: int
 
 
-def held_up(driver: StreamDriver, waiting: Sequence[int], others: Sequence[int], idle: Callable[[], Any], kind: str):
+def held_up(driver: CudaDriver, waiting: Sequence[int], others: Sequence[int], idle: Callable[[], Any], kind: str):
     """``idle`` is called while nothing has come."""
     word, source = driver.allocate_pinned(64), driver.allocate_pinned(64)
     target = driver.allocate(64 * len(others))
@@ -71,7 +65,7 @@ def held_up(driver: StreamDriver, waiting: Sequence[int], others: Sequence[int],
     return HeldUp(kind, len(waiting), len(others), num_late)
 
 
-def _num_left(driver: StreamDriver, events: Sequence[int], idle: Callable[[], Any]) -> int:
+def _num_left(driver: CudaDriver, events: Sequence[int], idle: Callable[[], Any]) -> int:
     deadline_s = time.monotonic() + PATIENCE_S
     while (left := sum(not driver.is_event_done(event) for event in events)) and time.monotonic() < deadline_s:
         idle()
@@ -87,7 +81,7 @@ class Start:
 
 
 def start_of_next(
-    driver: StreamDriver,
+    driver: CudaDriver,
     *,
     forward_stream: int,
     copy_stream: int,
@@ -190,8 +184,6 @@ def _measure_starts(torch: Any, driver: Any, opened: CopyStreams) -> dict[bool, 
 
 def main() -> int:
     import torch
-
-    from banyan.transport.cuda_ipc.cuda_python import CudaDriver
 
     torch.zeros(1, device="cuda")
     driver = CudaDriver()

@@ -57,7 +57,7 @@ class Fault(Enum):
 
 
 class Loopback:
-    """A source and its wire, in one process, with a seeded fault. Implements ``nodes.tcp.Carrier``."""
+    """A source and its wire, in one process, with a seeded fault. In place of ``nodes.tcp.TcpCarrier``."""
 
     def __init__(self, lender: Lender, rng: random.Random, fault: Fault) -> None:
         self._lender = lender
@@ -127,7 +127,7 @@ class Lender:
 
 
 class Wire:
-    """The other nodes as the borrower sees them: messages go through their real form. ``arena.OtherNodes``."""
+    """The other nodes as the borrower sees them: messages go through their real form. In place of a ``Borrower``."""
 
     def __init__(self, lender: Lender, memory: _native.SharedBytes) -> None:
         self._lender = lender

@@ -23,7 +23,7 @@ from sglang.srt.mem_cache.utils import compute_node_event_hash_values, get_hash_
 
 from banyan.router import prompt
 from banyan.router.blocks import SALT_TAG, block_ids, pack
-from banyan.router.description import EventSource, read_loads
+from banyan.router.description import Source, read_loads
 from banyan.router.events import AllBlocksCleared, BlockRemoved, BlockStored, EventFeed, read_batch
 from banyan.router.subscription import subscribe
 from benchmark.servers import free_port
@@ -88,7 +88,7 @@ def test_publisher_when_followed_then_what_was_before_and_what_comes_is_known():
 
     async def scenario():
         context, feed, applied = zmq.asyncio.Context(), EventFeed(), asyncio.Event()
-        source = EventSource(0, f"tcp://127.0.0.1:{ports[0]}", f"tcp://127.0.0.1:{ports[1]}", "")
+        source = Source(0, f"tcp://127.0.0.1:{ports[0]}", "", f"tcp://127.0.0.1:{ports[1]}")
         following = asyncio.create_task(subscribe(context, source, feed, applied.set))
         try:
             async with asyncio.timeout(20):

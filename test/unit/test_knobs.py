@@ -3,6 +3,7 @@ import argparse
 from dataclasses import dataclass
 
 import pytest
+from scripts.tables import knob_table
 
 from banyan import knobs
 from banyan.knobs import at_least, knob
@@ -49,7 +50,7 @@ def test_check_when_a_value_is_out_of_range_then_its_flag_is_named(values, line)
 
 
 def test_table_when_printed_then_it_holds_the_knobs_of_its_group():
-    rows = knobs.table(Settings, "table").splitlines()
+    rows = knob_table(Settings, "table").splitlines()
     assert rows[2:] == [
         "| `--rows N` | 3 | Rows, 50 % of them full. |",
         "| `--quiet` | off | Say nothing. |",

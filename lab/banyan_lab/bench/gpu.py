@@ -15,8 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from banyan.transport.cuda_ipc.copy_stream import BACKUP_PROGRAMS
-from banyan.transport.cuda_ipc.cuda_python import CudaDriver
-from banyan.transport.cuda_ipc.driver import DriverError
+from banyan.transport.cuda_ipc.driver import CudaDriver, DriverError
 from banyan_lab.bench.gpu_pools import Lists, Pools, Shape, arena_place, device_place, model_shapes
 
 NUM_ROUNDS = 9

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 
 from banyan.planner import PrefillCost
@@ -39,6 +40,11 @@ def attention_cost(prefill: PrefillModel) -> PrefillCost:
     return PrefillCost(fixed_us=0.0, token_us=token_us * us_per_flop, pair_us=pair_us * us_per_flop, context_us=0.0)
 
 
+def largest_extend(cost: PrefillCost, prefix_tokens: int, budget_us: float, *, at_most: int) -> int:
+    """The most new tokens behind ``prefix_tokens`` that add no more than ``budget_us``; 0 when one is too many."""
+    return bisect_right(range(1, at_most + 1), budget_us, key=lambda extend: cost.piece_us(extend, prefix_tokens))
+
+
 def by_quota(cost: PrefillCost, quota_us: float, pass_tokens: int) -> Callable[[PrefillRank], list[Piece]]:
     """First come, first served, while the predicted attention stays within the quota; the request beyond it is cut.
 
@@ -53,7 +59,7 @@ def by_quota(cost: PrefillCost, quota_us: float, pass_tokens: int) -> Callable[[
             prefix, extend = turn.prompt_tokens - turn.left_tokens, min(turn.left_tokens, left)
             needed_us = cost.piece_us(extend, prefix)
             if needed_us > budget_us:
-                extend = cost.largest_extend(prefix, budget_us, at_most=extend)
+                extend = largest_extend(cost, prefix, budget_us, at_most=extend)
                 if extend == 0 and not batch:
                     extend = 1
                 needed_us = budget_us

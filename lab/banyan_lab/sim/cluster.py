@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from banyan.routing.dualpath import DualPath
+from banyan.routing.policies import DualPath
 from banyan_lab.sim.batching import attention_cost, by_quota, by_tokens
 from banyan_lab.sim.decode import DecodeGroup, DecodeRank
 from banyan_lab.sim.dram_pool import DramPool

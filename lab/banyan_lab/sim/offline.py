@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from banyan.routing.dualpath import DualPath
+from banyan.routing.policies import DualPath
 from banyan_lab.sim.cluster import Cluster
 from banyan_lab.sim.engine import Simulation
 from banyan_lab.sim.latencies import Latencies

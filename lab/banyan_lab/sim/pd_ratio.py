@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from banyan.routing.dualpath import DualPath
+from banyan.routing.policies import DualPath
 from banyan_lab.sim.cluster import Cluster
 from banyan_lab.sim.compute import DecodeModel, PrefillModel, Rates
 from banyan_lab.sim.engine import Simulation

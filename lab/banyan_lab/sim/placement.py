@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from banyan.routing import POLICIES, Query, RankState, Reason
-from banyan.routing.dualpath import DualPath
+from banyan.routing.policies import DualPath
 from banyan.routing.reads import ReadQueue, split_read
 from banyan_lab.sim.decode import DecodeGroup, DecodeRank
 from banyan_lab.sim.prefill import PrefillGroup, PrefillRank

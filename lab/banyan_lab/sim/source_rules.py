@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from banyan.routing import Query, RankState, TieBreaks
-from banyan.routing.cost import cheapest
+from banyan.routing.policies import cheapest
 
 
 def is_read_by_decode(*, prefill_tokens: int, decode_tokens: int) -> bool:

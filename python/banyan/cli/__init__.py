@@ -217,7 +217,7 @@ def _api_key(args: argparse.Namespace) -> str | None:
 
 def _doctor(args: argparse.Namespace) -> int:
     from banyan.cli import doctor
-    from banyan.cli.doctor_model import examine_model
+    from banyan.cli.doctor_sglang import examine_model
 
     if args.draft is not None and args.model is None:
         print("banyan doctor: --draft: of which MODEL?", file=sys.stderr)

@@ -12,15 +12,14 @@ from pathlib import Path
 from banyan import SGLANG_VERSION, __version__, config, patches
 from banyan.cli import doctor_processor
 from banyan.cli.doctor_drive import examine_drive
-from banyan.cli.doctor_flags import examine_flags
 from banyan.cli.doctor_gpu import examine_gpus
 from banyan.cli.doctor_limits import examine_limits
 from banyan.cli.doctor_machine import Kernel, examine_machine
-from banyan.cli.doctor_store import examine_store
+from banyan.cli.doctor_sglang import examine_flags
 from banyan.cli.finding import Finding
 from banyan.feature_list import switched_off
-from banyan.store import StoreLocation
-from banyan.transport.cuda_ipc.cuda_python import CudaDriver
+from banyan.store import StoreLocation, look
+from banyan.transport.cuda_ipc.driver import CudaDriver
 
 
 def examine(
@@ -58,6 +57,16 @@ def examine(
         found += examine_store(location)
         drives = [*drives, *map(Path, location.paths)]
     return found + [finding for folder in drives for finding in examine_drive(folder, kernel)]
+
+
+def examine_store(location: StoreLocation) -> list[Finding]:
+    """Whether its library is there and whoever is to answer does; of plain files, what they would be refused for."""
+    what = f"store on {location}"
+    try:
+        said = look(location)
+    except (ValueError, OSError) as error:
+        return [Finding.refused(what, str(error))]
+    return [Finding(what, True, said)] if said else []
 
 
 def _versions() -> Finding:

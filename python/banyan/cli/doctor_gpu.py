@@ -8,47 +8,19 @@ import ctypes.util
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from itertools import combinations
 from pathlib import Path
-from typing import Protocol
 
 from banyan.cli.doctor_limits import host_obstacles
 from banyan.cli.finding import Finding
-from banyan.transport.cuda_ipc.driver import DriverError
+from banyan.transport.cuda_ipc.driver import CudaDriver, DriverError
 
 PROBE_BYTES = 2 << 20
 PATIENCE_S = 2.0
 COMPILERS = ("nvcc", "ninja", "c++")
 
 
-class GpuDriver(Protocol):
-    """The part of ``CudaDriver`` that is asked."""
-
-    def num_devices(self) -> int: ...
-    def driver_version(self) -> tuple[int, int]: ...
-    def device_name(self, device: int) -> str: ...
-    def pci_address(self, device: int) -> str: ...
-    def num_sms(self, device: int) -> int: ...
-    def can_access(self, device: int, other: int) -> bool: ...
-    def registers_read_only(self, device: int) -> bool: ...
-    def on_device(self, device: int) -> AbstractContextManager[None]: ...
-    def allocate(self, num_bytes: int) -> int: ...
-    def free(self, address: int) -> None: ...
-    def is_exportable(self, address: int) -> bool: ...
-    def export_handle(self, base: int) -> bytes: ...
-    def allocate_pinned(self, num_bytes: int) -> int: ...
-    def free_pinned(self, address: int) -> None: ...
-    def create_stream(self) -> int: ...
-    def destroy_stream(self, stream: int) -> None: ...
-    def create_event(self) -> int: ...
-    def destroy_event(self, event: int) -> None: ...
-    def record_event(self, event: int, stream: int) -> None: ...
-    def is_event_done(self, event: int) -> bool: ...
-    def wait_flag(self, stream: int, address: int, value: int) -> None: ...
-
-
-def examine_gpus(open_driver: Callable[[], GpuDriver], *, sys: Path = Path("/sys")) -> list[Finding]:
+def examine_gpus(open_driver: Callable[[], CudaDriver], *, sys: Path = Path("/sys")) -> list[Finding]:
     """Every finding. One that says there is no GPU where there is none; a context on the first GPU for a moment."""
     try:
         driver = open_driver()
@@ -77,7 +49,7 @@ def asked(what: str, ask: Callable[[], Finding]) -> Finding:
         return Finding(what, False, str(error), "see docs/gpu.md; --banyan-share off serves without sharing")
 
 
-def _devices(driver: GpuDriver, devices: Sequence[int]) -> Finding:
+def _devices(driver: CudaDriver, devices: Sequence[int]) -> Finding:
     major, minor = driver.driver_version()
     names = ", ".join(f"{device}: {driver.device_name(device)} ({driver.num_sms(device)} SMs)" for device in devices)
     detail = f"{names}; driver for CUDA {major}.{minor}"
@@ -86,7 +58,7 @@ def _devices(driver: GpuDriver, devices: Sequence[int]) -> Finding:
     return Finding("GPU", True, detail)
 
 
-def _ipc(driver: GpuDriver) -> Finding:
+def _ipc(driver: CudaDriver) -> Finding:
     with driver.on_device(0):
         address = driver.allocate(PROBE_BYTES)
         try:
@@ -97,7 +69,7 @@ def _ipc(driver: GpuDriver) -> Finding:
     return Finding("CUDA IPC", is_ok, "memory has handles" if is_ok else "memory has no handles", advice)
 
 
-def _peer_access(driver: GpuDriver, devices: Sequence[int]) -> Finding:
+def _peer_access(driver: CudaDriver, devices: Sequence[int]) -> Finding:
     apart = [
         f"{one}-{other}"
         for one, other in combinations(devices, 2)
@@ -110,13 +82,13 @@ def _peer_access(driver: GpuDriver, devices: Sequence[int]) -> Finding:
     )
 
 
-def _registration(driver: GpuDriver, devices: Sequence[int]) -> Finding:
+def _registration(driver: CudaDriver, devices: Sequence[int]) -> Finding:
     has_it = all(driver.registers_read_only(device) for device in devices)
     detail = "there" if has_it else "not there, as on most discrete GPUs: parts of the arena are registered plainly"
     return Finding("read-only registration", True, detail)
 
 
-def _stream_waits(driver: GpuDriver) -> Finding:
+def _stream_waits(driver: CudaDriver) -> Finding:
     with driver.on_device(0):
         word, stream, event = driver.allocate_pinned(64), driver.create_stream(), driver.create_event()
         try:
@@ -135,7 +107,7 @@ def _stream_waits(driver: GpuDriver) -> Finding:
     return Finding("stream waits", is_done, detail, "pages of the store are leased when all their layers have landed")
 
 
-def numa(driver: GpuDriver, devices: Sequence[int], sys: Path) -> Finding:
+def numa(driver: CudaDriver, devices: Sequence[int], sys: Path) -> Finding:
     """Which GPU is near which memory."""
     node_of = {device: _numa_node(driver.pci_address(device), sys) for device in devices}
     nodes = sorted({node for node in node_of.values() if node >= 0})

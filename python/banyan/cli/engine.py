@@ -7,37 +7,13 @@ import contextlib
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
-
-from banyan.planner import Action, asked
-from banyan.routing import hint
 
 TIMEOUT_S = 600.0
 STREAM_END = b"[DONE]"
 LOADS_PATH = "/v1/loads?include=core"
-
-
-def plan_hints(action: Action) -> dict[str, Any]:
-    """The ``kv_hints`` of a request that asks for ``action``."""
-    return _hints(asked.ACTION_TYPE, asked.ACTION_VERSION, asked.payload(action))
-
-
-def policy_hints(wish: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``kv_hints`` of a request with a wish for its dispatcher; ``hint.POLICY_ACTION`` says what it may hold."""
-    return _hints(hint.POLICY_ACTION, hint.ACTION_VERSION, wish)
-
-
-def _hints(action_type: str, action_version: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-    """SGLang's envelope around one action, as it goes into the body."""
-    action = {
-        "action_id": action_type,
-        "action_type": action_type,
-        "action_version": action_version,
-        "payload": dict(payload),
-    }
-    return {"protocol_version": "1", "message_id": action_type, "actions": [action]}
 
 
 class EngineError(RuntimeError):
@@ -86,50 +62,11 @@ class Engine:
             raise EngineError(f"{self._url} runs without sharing: start it with --enable-banyan")
         return found
 
-    def prefill(self, token_ids: Sequence[int], *, rank: int, action: Action | None = None) -> dict[str, Any]:
-        """Have a rank prefill a prompt and generate one token; the answer's ``meta_info``.
-
-        ``action`` asks for what is to be done with what other ranks hold of the prompt.
-        """
-        meta: dict[str, Any] = self.generate(token_ids, rank=rank, action=action)["meta_info"]
-        return meta
-
-    def generate(
-        self,
-        token_ids: Sequence[int],
-        *,
-        rank: int | None = None,
-        num_tokens: int = 1,
-        action: Action | None = None,
-        cache_salt: str | None = None,
-    ) -> dict[str, Any]:
-        """Have ``num_tokens`` tokens generated greedily, past any end of text; the whole answer, once it is there.
-
-        ``rank`` is the data-parallel rank that answers; without one the server chooses. ``action`` asks for what is to
-        be done with what other ranks hold of the prompt; without one the planner decides. Under a ``cache_salt`` only
-        what was computed under the same one counts as cached.
-
-        Raises:
-            EngineError: when the server refuses, or does not answer within ``TIMEOUT_S``.
-        """
-        body: dict[str, Any] = {
-            "input_ids": list(token_ids),
-            "sampling_params": {"max_new_tokens": num_tokens, "temperature": 0, "ignore_eos": True},
-        }
-        if rank is not None:
-            body["routed_dp_rank"] = rank
-        if action is not None:
-            body["kv_hints"] = plan_hints(action)
-        if cache_salt is not None:
-            body["cache_salt"] = cache_salt
-        answer: dict[str, Any] = self._call("/generate", body)
-        return answer
-
     def stream(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """Have a prompt answered, and tell of each piece of the answer when it comes.
 
         Raises:
-            EngineError: as ``generate``, also in the middle of an answer.
+            EngineError: when the server refuses or does not answer in time, also in the middle of an answer.
         """
         with self._answer("/generate", {**body, "stream": True}, headers) as response:
             for line in response:

@@ -18,12 +18,17 @@ class Finding:
     advice: str = ""
     hint: str = ""
 
+    @classmethod
+    def refused(cls, what: str, line: str) -> Finding:
+        """Of a line that names the way out behind its last colon that a space follows."""
+        reason, _, way_out = line.rpartition(": ")
+        return cls(what, False, reason or line, way_out if reason else "")
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def __str__(self) -> str:
-        mark, more = ("note", self.hint) if self.is_ok and self.hint else ("ok  ", "")
-        if not self.is_ok:
-            mark, more = "BAD ", self.advice
+        mark = "BAD " if not self.is_ok else "note" if self.hint else "ok  "
+        more = self.hint if self.is_ok else self.advice
         line = f"{mark} {self.what}: {self.detail}"
         return f"{line}\n      -> {more}" if more else line

@@ -109,18 +109,7 @@ def _ceiling(told: Mapping[str, float]) -> Text:
 def _ranks(told: Mapping[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
     table.add_column("rank")
-    for name in (
-        "run",
-        "wait",
-        "free",
-        "pool",
-        "quarantine",
-        "hits",
-        "fetched/s",
-        "evicted copies",
-        "last",
-        "displaced",
-    ):
+    for name in COLUMNS:
         table.add_column(name, justify="right")
     for rank in told["ranks"]:
         values, per_s = rank["values"], rank["per_s"]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from banyan.observe.reading import Reading, SeenPrompt
 
@@ -37,20 +36,6 @@ class Branch:
     arena: int
     rids: list[str] = field(default_factory=list)
     children: list[Branch] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "start_tokens": self.start_tokens,
-            "end_tokens": self.end_tokens,
-            "key": self.key,
-            "num_prompts": self.num_prompts,
-            "num_turns": self.num_turns,
-            "last_seen_s": self.last_seen_s,
-            "pools": self.pools,
-            "arena": self.arena,
-            "rids": self.rids,
-            "children": [child.as_dict() for child in self.children],
-        }
 
 
 def prefix_tree(reading: Reading) -> list[Branch]:

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from typing import Any
 
 from banyan.observe.asking import Unanswered
@@ -53,7 +54,7 @@ class Watched:
             "url": self.url,
             "error": self._error,
             **summary(Rates(self._now, self._before)),
-            "tree": [branch.as_dict() for branch in prefix_tree(self._now)],
+            "tree": [asdict(branch) for branch in prefix_tree(self._now)],
             "history": list(self._samples),
             "recent": self._recent(self._now),
         }

@@ -81,17 +81,6 @@ class PrefillCost:
             + self.masked_us * num_masked
         )
 
-    def largest_extend(self, prefix_tokens: int, budget_us: float, *, at_most: int) -> int:
-        """The most new tokens behind ``prefix_tokens`` that add no more than ``budget_us``; 0 when one is too many."""
-        low, high = 0, max(0, at_most)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.piece_us(middle, prefix_tokens) <= budget_us:
-                low = middle
-            else:
-                high = middle - 1
-        return low
-
     @classmethod
     def fit(cls, samples: Sequence[ForwardSample]) -> PrefillCost:
         """The weights with the smallest squared relative error: a short forward counts as much as a long one.

@@ -23,10 +23,10 @@ class ModeFacts:
     dcp_size: int = 1
     enable_pdmux: bool = False
     dllm_algorithm: str | None = None
-    returns_routed_experts: bool = False
-    returns_indexer_topk: bool = False
+    enable_return_routed_experts: bool = False
+    enable_return_indexer_topk: bool = False
     enable_mis: bool = False
-    is_deterministic: bool = False
+    enable_deterministic_inference: bool = False
     attention_backend: str | None = None
     enable_page_major_kv_layout: bool = False
 
@@ -54,13 +54,13 @@ _RULES: tuple[Rule[ModeFacts], ...] = (
         ),
     ),
     Rule(
-        lambda f: f.returns_routed_experts,
+        lambda f: f.enable_return_routed_experts,
         lambda f: (
             f"--enable-return-routed-experts: the experts of fetched tokens were never recorded on this rank: {OFF}"
         ),
     ),
     Rule(
-        lambda f: f.returns_indexer_topk,
+        lambda f: f.enable_return_indexer_topk,
         lambda f: (
             f"--enable-return-indexer-topk: the choices of fetched tokens were never recorded on this rank: {OFF}"
         ),
@@ -70,7 +70,7 @@ _RULES: tuple[Rule[ModeFacts], ...] = (
         lambda f: f"--enable-mis: SGLang keeps no radix cache for multi-item scoring, nothing could be shared: {OFF}",
     ),
     Rule(
-        lambda f: f.is_deterministic and f.attention_backend == "flashinfer",
+        lambda f: f.enable_deterministic_inference and f.attention_backend == "flashinfer",
         lambda f: (
             "--enable-deterministic-inference with --attention-backend flashinfer: SGLang keeps no radix cache then, "
             "nothing could be shared: use --attention-backend fa3 or triton, or --banyan-share off"

@@ -10,8 +10,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from array import array
-from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count, islice
 
 from banyan.layout import cacheable_tokens
@@ -148,36 +147,34 @@ class RankBlocks:
         self._nums.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class ServerBlocks:
+Holds = Callable[[int], bool]
+"""Whether a block is there."""
+
+
+def held_by(ranks: Sequence[RankBlocks], others: Sequence[RankBlocks] = ()) -> Holds:
     """What the ranks of one server need not compute: what any of them holds, and what ``others`` have written to the
     store that is theirs too."""
-
-    ranks: Sequence[RankBlocks]
-    others: Sequence[RankBlocks] = ()
-
-    def __contains__(self, block_id: object) -> bool:
-        if not isinstance(block_id, int):
-            return False
-        return any(block_id in rank for rank in self.ranks) or any(rank.is_in(block_id, STORE) for rank in self.others)
+    if len(ranks) == 1 and not others:
+        return ranks[0].__contains__
+    return lambda block: any(block in rank for rank in ranks) or any(rank.is_in(block, STORE) for rank in others)
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryBlocks:
+def held_in_memory(ranks: Sequence[RankBlocks]) -> Holds:
     """What the ranks of one server hold above their store."""
-
-    ranks: Sequence[RankBlocks]
-
-    def __contains__(self, block_id: object) -> bool:
-        return isinstance(block_id, int) and any(rank.is_in_memory(block_id) for rank in self.ranks)
+    return lambda block: any(rank.is_in_memory(block) for rank in ranks)
 
 
-def leading_blocks(ids: Iterable[int], holders: Sequence[Container[int]]) -> list[int]:
+def held_in_arena(ranks: Sequence[RankBlocks]) -> Holds:
+    """What all ranks of a server hold in its arena."""
+    return lambda block: any(rank.is_in(block, ARENA) for rank in ranks)
+
+
+def leading_blocks(ids: Iterable[int], holders: Sequence[Holds]) -> list[int]:
     """How many leading blocks each of them holds; ``ids`` is read only as far as somebody holds them."""
     found = [0] * len(holders)
     searching = list(range(len(holders)))
     for num_before, block_id in enumerate(ids):
-        searching = [index for index in searching if block_id in holders[index]]
+        searching = [index for index in searching if holders[index](block_id)]
         if not searching:
             break
         for index in searching:

@@ -21,22 +21,16 @@ LOAD_PORT = "load_endpoint_port_base"
 
 
 @dataclass(frozen=True, slots=True)
-class EventSource:
-    """Where a rank publishes its KV events; ``replay`` gives earlier ones again, None where it does not."""
+class Source:
+    """Where a rank publishes its KV events, or its load whenever it changes (SGLang's ``--load-publish-endpoint``).
 
-    rank: int
-    endpoint: str
-    replay: str | None
-    topic: str
-
-
-@dataclass(frozen=True, slots=True)
-class LoadSource:
-    """Where a rank publishes its load whenever it changes (SGLang's ``--load-publish-endpoint``)."""
+    ``replay`` gives earlier ones again; None where nothing does.
+    """
 
     rank: int
     endpoint: str
     topic: str
+    replay: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +60,9 @@ class Description:
     num_ranks: int = 1
     places_itself: bool = False
     block_tokens: int = 0
-    sources: tuple[EventSource, ...] = ()
+    sources: tuple[Source, ...] = ()
     started: str = ""
-    load_sources: tuple[LoadSource, ...] = ()
+    load_sources: tuple[Source, ...] = ()
     role: Role = Role.ALONE
     bootstrap_port: int = 0
     page_server: str = ""
@@ -91,18 +85,19 @@ class Description:
             states = info.get("internal_states") or ()
             events = info.get("kv_events")
             ranks_of_it = [state["banyan"] for state in states if isinstance(state, dict) and state.get("banyan")]
-            page_server, most_read_tokens = _page_server(ranks_of_it, url)
+            kept = [state["page_server"] for state in ranks_of_it if state.get("page_server")]
+            reading = [page_server for page_server in kept if page_server["most_read_tokens"]]
             said = cls(
                 num_ranks,
                 bool(ranks_of_it),
                 started=repr(info.get("startup_time")),
                 role=Role(info.get("disaggregation_mode") or Role.ALONE),
                 bootstrap_port=int(info.get("disaggregation_bootstrap_port") or 0),
-                page_server=page_server,
-                most_read_tokens=most_read_tokens,
+                page_server=_reachable(str(reading[0]["address"]), url) if reading else "",
+                most_read_tokens=int(reading[0]["most_read_tokens"]) if reading else 0,
                 page_servers=_page_servers(ranks_of_it),
                 tells_arena=bool(ranks_of_it) and all(state.get("tells_arena") for state in ranks_of_it),
-                lends_at=_lends_at(ranks_of_it, url),
+                lends_at=Address.parse(_reachable(str(kept[0]["address"]), url)) if kept else None,
                 borrows_from=_borrows_from(ranks_of_it),
                 store=_store(ranks_of_it),
             )
@@ -124,24 +119,6 @@ def _num_ranks(said: Any) -> int:
     if num_ranks > MAX_RANKS:
         raise ValueError(f"{num_ranks} ranks, at most {MAX_RANKS}")
     return num_ranks
-
-
-def _page_server(states: Sequence[Mapping[str, Any]], url: str) -> tuple[str, int]:
-    """Of the rank that keeps it, as others name it, and how much is read there for one request."""
-    for page_server in (state.get("page_server") for state in states):
-        if page_server and page_server["most_read_tokens"]:
-            host, _, port = str(page_server["address"]).rpartition(":")
-            return f"{_reachable(host, url)}:{port}", int(page_server["most_read_tokens"])
-    return "", 0
-
-
-def _lends_at(states: Sequence[Mapping[str, Any]], url: str) -> Address | None:
-    """The page server of the rank that keeps it, as others name it."""
-    for page_server in (state.get("page_server") for state in states):
-        if page_server:
-            host, _, port = str(page_server["address"]).rpartition(":")
-            return Address.parse(f"{_reachable(host, url)}:{port}")
-    return None
 
 
 def _borrows_from(states: Sequence[Mapping[str, Any]]) -> tuple[Address, ...]:
@@ -166,31 +143,31 @@ def _page_servers(states: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     return tuple(states[0]["nodes"]["asked"]) if states[0].get("nodes") else ()
 
 
-def _host(events: Mapping[str, Any], url: str) -> str:
-    return _reachable(str(events["endpoint_host"]), url)
-
-
-def _reachable(host: str, url: str) -> str:
+def _reachable(address: str, url: str) -> str:
+    """``HOST:PORT`` as a server names it, with the host of ``url`` for a wildcard."""
+    host, _, port = address.rpartition(":")
     if host in _WILDCARDS:
         host = urlsplit(url).hostname or "127.0.0.1"
         host = f"[{host}]" if ":" in host else host
-    return host
+    return f"{host}:{port}"
 
 
-def _load_source(events: Mapping[str, Any], rank: int, url: str) -> LoadSource:
-    endpoint = f"tcp://{_host(events, url)}:{int(events[LOAD_PORT]) + rank}"
-    return LoadSource(rank, endpoint, str(events.get("load_topic") or ""))
-
-
-def _source(events: Mapping[str, Any], rank: int, url: str) -> EventSource:
-    host = _host(events, url)
+def _source(events: Mapping[str, Any], rank: int, url: str) -> Source:
     replay = events.get("replay_endpoint_port_base")
-    return EventSource(
-        rank=rank,
-        endpoint=f"tcp://{host}:{int(events['endpoint_port_base']) + rank}",
-        replay=f"tcp://{host}:{int(replay) + rank}" if replay is not None else None,
+    return Source(
+        rank,
+        _endpoint(events, events["endpoint_port_base"], rank, url),
         topic=str(events.get("topic") or ""),
+        replay=None if replay is None else _endpoint(events, replay, rank, url),
     )
+
+
+def _load_source(events: Mapping[str, Any], rank: int, url: str) -> Source:
+    return Source(rank, _endpoint(events, events[LOAD_PORT], rank, url), str(events.get("load_topic") or ""))
+
+
+def _endpoint(events: Mapping[str, Any], first_port: Any, rank: int, url: str) -> str:
+    return "tcp://" + _reachable(f"{events['endpoint_host']}:{int(first_port) + rank}", url)
 
 
 def read_loads(answer: Mapping[str, Any], asked_s: float) -> dict[int, LoadReport]:

@@ -13,8 +13,8 @@ import aiohttp
 from starlette.responses import Response
 from yarl import URL
 
+from banyan.router.answers import error
 from banyan.router.call import Call
-from banyan.router.forms import error_body
 from banyan.router.paths import To
 from banyan.router.upstream import NOT_SENT_BACK, whole
 
@@ -38,9 +38,9 @@ async def _ask(session: aiohttp.ClientSession, url: str, call: Call, timeout_s: 
             to = URL(url + call.target, encoded=True)
             async with session.request(call.method, to, data=data, headers=call.onward()) as response:
                 answer = Response(await whole(response), response.status)
-    except (aiohttp.ClientError, TimeoutError) as error:
-        said = f"{url} did not answer, and may not have done it: {type(error).__name__} {error}"
-        return Response(error_body(said, "server_lost", 502, call.row.form), 502, media_type="application/json")
+    except (aiohttp.ClientError, TimeoutError) as why:
+        said = f"{url} did not answer, and may not have done it: {type(why).__name__} {why}"
+        return error(said, "server_lost", 502, form=call.row.form)
     answer.raw_headers.extend(
         (name.lower().encode("latin-1"), value.encode("latin-1"))
         for name, value in response.headers.items()

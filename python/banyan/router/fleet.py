@@ -13,7 +13,7 @@ Invariants
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -22,7 +22,7 @@ from banyan import _native
 from banyan.features.pairs import Role
 from banyan.layout import cacheable_tokens
 from banyan.router.asked_prompt import Asked
-from banyan.router.blocks import MemoryBlocks, RankBlocks, ServerBlocks, leading_blocks, salt_digest
+from banyan.router.blocks import Holds, RankBlocks, held_by, held_in_memory, leading_blocks, salt_digest
 from banyan.router.description import Description, together
 from banyan.router.events import EventFeed
 from banyan.router.health import Health, State
@@ -245,7 +245,7 @@ class Fleet:
         if not self.known_tokens(place, asked):
             return 0
         block_tokens = self._block_tokens(place.target)
-        (num_blocks,) = leading_blocks(asked.ids(block_tokens), [MemoryBlocks(_ranks_of(place.target))])
+        (num_blocks,) = leading_blocks(asked.ids(block_tokens), [held_in_memory(_ranks_of(place.target))])
         return num_blocks * block_tokens
 
     def seen_tokens(self, asked: Asked) -> int:
@@ -284,10 +284,9 @@ class Fleet:
         for target, num_blocks in zip(told, lengths, strict=True):
             cached[target.number] = num_blocks * block_tokens
 
-    def _blocks_of(self, target: Target) -> Container[int]:
+    def _blocks_of(self, target: Target) -> Holds:
         """What a target need not compute: of a whole server all that its ranks hold together, for they share it."""
-        ranks, others = _ranks_of(target), self._same_store(target.server)
-        return ranks[0] if len(ranks) == 1 and not others else ServerBlocks(ranks, others)
+        return held_by(_ranks_of(target), self._same_store(target.server))
 
     def _same_store(self, server: Server) -> list[RankBlocks]:
         """What other servers tell of the store that is this one's too: to none of them is it nearer."""

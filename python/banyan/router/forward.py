@@ -20,19 +20,19 @@ import aiohttp
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from banyan.router.answers import error
 from banyan.router.asked_prompt import Asked
 from banyan.router.call import Call
 from banyan.router.fleet import Fleet, Place, Server
 from banyan.router.forms import error_event
 from banyan.router.held_responses import HeldResponses
 from banyan.router.metrics import Metrics
-from banyan.router.no_answer import all_lost, kept, no_place
 from banyan.router.paths import RESPONSES, Form
 from banyan.router.probes import nobody_listens
 from banyan.router.prompt import pin
 from banyan.router.settings import Settings
 from banyan.router.sources import source_of
-from banyan.router.suspects import Held, Suspect, Suspects
+from banyan.router.suspects import WHY_HELD, Held, Suspect, Suspects
 from banyan.router.upstream import Attempt, Lost, Unreached
 from banyan.router.verdict import (
     RETRYABLE_STATUSES,
@@ -191,16 +191,14 @@ class Forwarder:
             body = pin(body, rank)
         try:
             await attempt.open(server.url + going.call.target, body, going.headers, going.call.method)
-        except Unreached as error:
-            if nobody_listens(error.__cause__):
-                logger.warning("%s is down: %s", server.url, error)
-                server.health.refused(str(error))
-            return Tried(server.url, Outcome.UNREACHED, str(error))
-        except Lost as error:
+        except Unreached as why:
+            if nobody_listens(why.__cause__):
+                logger.warning("%s is down: %s", server.url, why)
+                server.health.refused(str(why))
+            return Tried(server.url, Outcome.UNREACHED, str(why))
+        except Lost as why:
             # The beginning of a whole answer: the engine had done with it.
-            return Tried(
-                server.url, Outcome.LOST, str(error), has_begun=attempt.status == 200 and not attempt.is_stream
-            )
+            return Tried(server.url, Outcome.LOST, str(why), has_begun=attempt.status == 200 and not attempt.is_stream)
         if attempt.status in RETRYABLE_STATUSES:
             return Tried(server.url, Outcome.REFUSED, f"HTTP {attempt.status}")
         return None
@@ -229,12 +227,12 @@ class Forwarder:
             yield sent.attempt.first
             while chunk := await sent.attempt.read():
                 yield chunk
-        except Lost as error:
+        except Lost as why:
             url = sent.place.target.server.url
             self._suspects.lost(sent.suspect, _servers_of(sent.place))
             self._end(sent, Outcome.BROKEN)
-            logger.warning("a stream from %s broke: %s", url, error)
-            said = f"the server was lost in the middle of its answer, which is not complete: {error}"
+            logger.warning("a stream from %s broke: %s", url, why)
+            said = f"the server was lost in the middle of its answer, which is not complete: {why}"
             yield error_event(said, sent.form)
         else:
             self._end(sent, Outcome.ANSWERED)
@@ -272,17 +270,24 @@ class Forwarder:
         return retry_after_s(self.admission.num_waiting, self._rate.per_s())
 
     def _refuse(self, status: int, message: str, tried: list[Tried], form: Form) -> Response:
+        """No server was asked, or none any more: 429 or 503."""
         self._metrics.refused.labels(str(status)).inc()
-        return no_place(status, message, tried, form, retry_after_s=self._retry_after_s())
+        message = f"{message}; tried before: {account(tried)}" if tried else message
+        kind = "queue_full" if status == 429 else "no_server"
+        return error(message, kind, status, {"retry-after": str(self._retry_after_s())}, form)
 
     def _keep(self, held: Held, tried: list[Tried], form: Form) -> Response:
+        """It was lost with a server, and goes to no other."""
         self._metrics.not_retried.labels(held.value).inc()
         logger.warning("a request goes to no other server (%s): %s", held.value, account(tried))
-        return kept(held, tried, form)
+        message = f"{account(tried)}; {WHY_HELD[held]}" if tried else WHY_HELD[held]
+        # Clients that try again by themselves would bring it to the next server.
+        return error(message, "server_lost", 502, {"x-should-retry": "false"}, form)
 
     def _fail(self, tried: list[Tried], form: Form) -> Response:
+        """Every server that was tried failed."""
         logger.warning("a request failed: %s", account(tried))
-        return all_lost(tried, form)
+        return error(f"no server answered: {account(tried)}", "server_lost", 502, form=form)
 
 
 def _servers_of(place: Place) -> list[Server]:

@@ -14,7 +14,7 @@ import zmq
 import zmq.asyncio
 
 from banyan.decoding import decoded
-from banyan.router.description import LoadSource
+from banyan.router.description import Source
 from banyan.routing import LoadReport, report_of
 
 logger = logging.getLogger("banyan.router")
@@ -47,7 +47,7 @@ def read_load(payload: bytes, taken_s: float) -> LoadReport:
 
 
 async def subscribe_to_load(
-    context: zmq.asyncio.Context, source: LoadSource, told: Callable[[LoadReport], None], clock: Callable[[], float]
+    context: zmq.asyncio.Context, source: Source, told: Callable[[LoadReport], None], clock: Callable[[], float]
 ) -> None:
     """Hand every report to ``told``, taken when it comes in, until cancelled."""
     with context.socket(zmq.SUB) as socket:

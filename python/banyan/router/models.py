@@ -11,7 +11,7 @@ import msgspec
 from starlette.responses import JSONResponse, Response
 
 from banyan.decoding import json_of
-from banyan.router.forms import error_body
+from banyan.router.answers import error
 from banyan.router.paths import MODELS
 from banyan.router.upstream import whole
 
@@ -26,7 +26,7 @@ async def models(session: aiohttp.ClientSession, urls: Sequence[str], headers: M
         cards = {str(card.get("id")): card for cards in lists for card in cards}
         return JSONResponse({"object": "list", "data": list(cards.values())})
     refusals = [answer for answer in answers if isinstance(answer, Response)]
-    return refusals[0] if refusals else _nobody()
+    return refusals[0] if refusals else error("no server lists its models", "no_server", 503, {"retry-after": "1"})
 
 
 async def _ask(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> list[dict] | Response | None:
@@ -42,9 +42,3 @@ async def _ask(session: aiohttp.ClientSession, url: str, headers: Mapping[str, s
         return [card for card in cards if isinstance(card, dict)]
     except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, KeyError, TypeError):
         return None
-
-
-def _nobody() -> Response:
-    return Response(
-        error_body("no server lists its models", "no_server", 503), 503, {"retry-after": "1"}, "application/json"
-    )

@@ -12,24 +12,13 @@ Pages of pools are not lent: what counts is what a server's arena holds, all its
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from banyan.core import Address
 from banyan.router.asked_prompt import Asked
-from banyan.router.blocks import ARENA, RankBlocks, leading_blocks
+from banyan.router.blocks import held_in_arena, leading_blocks
 from banyan.router.fleet import Server
 from banyan.router.health import State
 from banyan.routing.hint import SourceHint
-
-
-@dataclass(frozen=True, slots=True)
-class _Arena:
-    """What all ranks of a server hold in its arena."""
-
-    ranks: Sequence[RankBlocks]
-
-    def __contains__(self, block_id: object) -> bool:
-        return isinstance(block_id, int) and any(rank.is_in(block_id, ARENA) for rank in self.ranks)
 
 
 def source_of(server: Server, asked: Asked, others: Sequence[Server], *, held_tokens: int) -> SourceHint | None:
@@ -39,7 +28,7 @@ def source_of(server: Server, asked: Asked, others: Sequence[Server], *, held_to
     if description is None or not description.borrows_from or not _is_named_by_tokens(asked):
         return None
     lenders = _lenders(server, others)
-    arenas = [_Arena([feed.blocks for feed in lender.feeds]) for lender in lenders.values()]
+    arenas = [held_in_arena([feed.blocks for feed in lender.feeds]) for lender in lenders.values()]
     lengths = leading_blocks(asked.ids(description.block_tokens), arenas) if lenders else []
     best = max(
         zip(lengths, lenders, strict=True),

@@ -15,7 +15,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from banyan.router.description import EventSource
+from banyan.router.description import Source
 from banyan.router.events import EventFeed, read_batch, read_number
 
 logger = logging.getLogger("banyan.router")
@@ -27,9 +27,7 @@ REPLAY_TIMEOUT_S = 2.0
 """Between two messages of a replay; the publisher looks for requests about ten times a second."""
 
 
-async def subscribe(
-    context: zmq.asyncio.Context, source: EventSource, feed: EventFeed, applied: Callable[[], None]
-) -> None:
+async def subscribe(context: zmq.asyncio.Context, source: Source, feed: EventFeed, applied: Callable[[], None]) -> None:
     """Keep ``feed`` in step until cancelled; ``applied`` is called after each batch."""
     with context.socket(zmq.SUB) as socket:
         socket.set(zmq.LINGER, 0)
@@ -53,7 +51,7 @@ async def subscribe(
             applied()
 
 
-async def _replay(context: zmq.asyncio.Context, source: EventSource, feed: EventFeed, first: int) -> None:
+async def _replay(context: zmq.asyncio.Context, source: Source, feed: EventFeed, first: int) -> None:
     """Apply earlier batches from ``first`` on, as far as the publisher still has them. The feed notices what fails."""
     if source.replay is None:
         return

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank: what policies see (``view``), the policies, one in each file, ``place``, which asks one of them, and
-``Dispatcher``, which keeps the books for it.
+"""Which rank: what policies see (``view``), the ``policies``, ``place``, which asks one of them, and ``Dispatcher``,
+which keeps the books for it.
 
 And the prefix hint, which carries what the dispatcher saw and decided to the rank.
 """
@@ -9,7 +9,8 @@ from banyan.routing.dispatcher import Dispatcher, Prompt
 from banyan.routing.guard import UNGUARDED, HotRankGuard
 from banyan.routing.hint import PrefixHint
 from banyan.routing.load import LoadReport, report_of
-from banyan.routing.place import POLICIES, NoActiveRank, place
+from banyan.routing.place import NoActiveRank, place
+from banyan.routing.policies import POLICIES
 from banyan.routing.tie_breaks import SeededTieBreaks
 from banyan.routing.view import Choice, Policy, Query, RankState, Reason, TieBreaks
 from banyan.routing.wait import Wait

@@ -1,39 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From all ranks to one: the active ones, without the hot ones, and then the policy. And the policies by name."""
+"""From all ranks to one: the active ones, without the hot ones, and then the policy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from banyan.routing.affinity import Affinity
-from banyan.routing.dualpath import DualPath
 from banyan.routing.guard import HotRankGuard
-from banyan.routing.hybrid import Hybrid
-from banyan.routing.level import Level
-from banyan.routing.linear import Linear
-from banyan.routing.lmetric import LMetric
-from banyan.routing.round_robin import RoundRobin
-from banyan.routing.session_sticky import SessionSticky
 from banyan.routing.tie_breaks import SeededTieBreaks
-from banyan.routing.unified import Unified
 from banyan.routing.view import Choice, Policy, Query, RankState, TieBreaks
-
-POLICIES: Mapping[str, Callable[[], Policy]] = MappingProxyType(
-    {
-        "round_robin": RoundRobin,
-        "session_sticky": SessionSticky,
-        "affinity": Affinity,
-        "linear": Linear,
-        "lmetric": LMetric,
-        "unified": Unified,
-        "hybrid": Hybrid,
-        "dualpath": DualPath,
-        "level": Level,
-    }
-)
 
 DEFAULT_GUARD = HotRankGuard()
 DEFAULT_TIE_BREAKS = SeededTieBreaks()

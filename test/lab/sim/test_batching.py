@@ -3,12 +3,17 @@ from array import array
 from collections import deque
 from types import SimpleNamespace
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from banyan.planner import PrefillCost
-from banyan_lab.sim.batching import attention_cost, by_quota, by_tokens
+from banyan_lab.sim.batching import attention_cost, by_quota, by_tokens, largest_extend
 from banyan_lab.sim.compute import PrefillModel
 from banyan_lab.sim.llms import llm
 from banyan_lab.sim.turn import Agent, Turn
 from banyan_lab.sim.workload import Trajectory
+
+COST = PrefillCost(fixed_us=9000.0, token_us=400.0, pair_us=0.2, context_us=1.5, masked_us=0.1)
 
 
 def rank(*new_tokens, cached_tokens=0):
@@ -50,3 +55,11 @@ def test_attention_cost_when_the_context_is_long_then_the_planner_predicts_what_
         for new, cached in ((400, 30_000), (2_000, 8_000)):
             taken_us = prefill.attention_s(new_tokens=new, cached_tokens=cached) * 1e6
             assert abs(cost.piece_us(new, cached) / taken_us - 1) < 1e-3
+
+
+@given(st.integers(0, 100_000), st.floats(0, 1e7), st.integers(0, 8192))
+def test_largest_extend_when_asked_then_it_fits_and_one_more_does_not(prefix, budget_us, at_most):
+    extend = largest_extend(COST, prefix, budget_us, at_most=at_most)
+    assert 0 <= extend <= at_most
+    assert COST.piece_us(extend, prefix) <= budget_us
+    assert extend == at_most or COST.piece_us(extend + 1, prefix) > budget_us

@@ -13,7 +13,7 @@ import banyan.pacing
 import banyan.planner
 import banyan.routing
 import banyan_lab.sim
-from banyan.routing import dualpath, reads
+from banyan.routing import policies, reads
 from banyan_lab.sim import batching, cluster, offline, placement, source_rules, systems
 from banyan_lab.sim.workload import agent_set
 
@@ -22,7 +22,7 @@ PACKAGE = Path(banyan.routing.__file__).parents[1]
 PAGE = Path(__file__).parents[3] / "docs" / "simulator.md"
 RULES = source_rules.__name__
 DECIDERS = ("banyan.routing", "banyan.planner", "banyan.pacing", "banyan.arena")
-SHIPPED = (banyan.routing, dualpath, reads, banyan.planner, banyan.pacing)
+SHIPPED = (banyan.routing, policies, reads, banyan.planner, banyan.pacing)
 
 
 def trees():
@@ -97,7 +97,7 @@ def test_sim_when_it_looks_at_a_read_queue_then_only_to_count_it_or_to_hand_it_t
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (dualpath.DualPath, "choose"),
+        (policies.DualPath, "choose"),
         (placement, "decode_rank"),
         (placement, "is_read_by_decode"),
         (batching.PrefillCost, "piece_us"),
@@ -121,4 +121,4 @@ def test_dualpath_when_a_shipped_decision_is_taken_away_then_the_simulation_stop
 def test_cluster_when_imported_then_its_policies_are_the_shipped_objects():
     assert placement.split_read is reads.split_read
     assert batching.PrefillCost is banyan.planner.PrefillCost
-    assert cluster.DualPath is dualpath.DualPath
+    assert cluster.DualPath is policies.DualPath

@@ -21,8 +21,7 @@ from banyan._native import PageKeys, RankTable
 from banyan.config import Config
 from banyan.layout import Layout
 from banyan.routing import Dispatcher, Wait, hint
-from banyan.routing.dualpath import DualPath
-from banyan.routing.lmetric import LMetric
+from banyan.routing.policies import DualPath, LMetric
 from banyan.sglang_plugin import kv_hints, page_hash, runtime
 from banyan.sglang_plugin.dispatcher import controller
 from banyan.sglang_plugin.dispatcher.held_back import MAX_HELD

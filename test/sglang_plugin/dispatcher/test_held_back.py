@@ -9,7 +9,7 @@ from test.unit.directory.rig import Rank, frames
 
 from banyan._native import RankTable
 from banyan.routing import Dispatcher, Wait
-from banyan.routing.lmetric import LMetric
+from banyan.routing.policies import LMetric
 from banyan.sglang_plugin.dispatcher.held_back import IDLE_S, MAX_HELD, MAX_LOOKS, PATIENCE, HeldBack
 
 FIRST = list(range(640))

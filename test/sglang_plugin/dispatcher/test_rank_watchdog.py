@@ -7,8 +7,8 @@ import pytest
 
 from banyan.routing import Dispatcher
 from banyan.routing.dispatcher import Prompt
-from banyan.routing.lmetric import LMetric
 from banyan.routing.load import LoadReport
+from banyan.routing.policies import LMetric
 from banyan.sglang_plugin.dispatcher.rank_watchdog import LOOK_PERIOD_S, SILENCE_S, RankWatchdog
 
 BOTH = (0, 1)

@@ -2,7 +2,7 @@
 import socket
 
 from banyan.cli import main
-from banyan.cli.doctor_store import examine_store
+from banyan.cli.doctor import examine_store
 from banyan.store import StoreLocation
 
 

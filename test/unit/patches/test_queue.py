@@ -4,13 +4,11 @@
 import ast
 import functools
 import textwrap
-from pathlib import Path
 
 import pytest
 
 from banyan import feature_list as features
 from banyan import patches
-from banyan.cli import patch_index as index
 from banyan.patches import source
 
 QUEUE = patches.load_queue()
@@ -158,8 +156,3 @@ def test_load_queue_when_kind_and_hook_disagree_then_refused(tmp_path):
     )
     with pytest.raises(ValueError, match=r"core/30-z\.toml is not a patch: .*mind"):
         patches.load_queue(tmp_path)
-
-
-def test_docs_when_the_queue_changes_then_its_page_is_generated_again():
-    page = Path(__file__).parents[3] / "docs" / "patches.md"
-    assert page.read_text() == index.page(), "run: python -m banyan.cli.patch_index > docs/patches.md"

@@ -58,14 +58,6 @@ def test_time_when_batches_are_joined_then_the_fixed_part_counts_once(one, other
     assert joined >= max(TRUE.time_us(one), TRUE.time_us(other)) - 1e-6
 
 
-@given(st.integers(0, 100_000), st.floats(0, 1e7), st.integers(0, 8192))
-def test_largest_extend_when_asked_then_it_fits_and_one_more_does_not(prefix, budget_us, at_most):
-    extend = TRUE.largest_extend(prefix, budget_us, at_most=at_most)
-    assert 0 <= extend <= at_most
-    assert TRUE.piece_us(extend, prefix) <= budget_us
-    assert extend == at_most or TRUE.piece_us(extend + 1, prefix) > budget_us
-
-
 @pytest.mark.parametrize("weights", [(0.0, 0.0, 0.0, 0.0), (-1.0, 1.0, 0.0, 0.0)])
 def test_cost_when_weights_are_none_then_refused(weights):
     with pytest.raises(ValueError, match="weights"):

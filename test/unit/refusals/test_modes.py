@@ -13,8 +13,8 @@ BAD = {
     "dcp_size": (2, "--dcp-size 2"),
     "enable_pdmux": (True, "--enable-pdmux"),
     "dllm_algorithm": ("LowConfidence", "--dllm-algorithm LowConfidence"),
-    "returns_routed_experts": (True, "--enable-return-routed-experts"),
-    "returns_indexer_topk": (True, "--enable-return-indexer-topk"),
+    "enable_return_routed_experts": (True, "--enable-return-routed-experts"),
+    "enable_return_indexer_topk": (True, "--enable-return-indexer-topk"),
     "enable_mis": (True, "--enable-mis"),
     "enable_page_major_kv_layout": (True, "--enable-page-major-kv-layout"),
 }
@@ -33,15 +33,15 @@ def test_modes_when_one_is_asked_for_then_one_line_names_flag_and_way_out(field)
 
 
 def test_modes_when_deterministic_then_only_flashinfer_is_refused():
-    assert mode_refusals(ModeFacts(is_deterministic=True)) == []
-    assert mode_refusals(ModeFacts(is_deterministic=True, attention_backend="triton")) == []
+    assert mode_refusals(ModeFacts(enable_deterministic_inference=True)) == []
+    assert mode_refusals(ModeFacts(enable_deterministic_inference=True, attention_backend="triton")) == []
     assert mode_refusals(ModeFacts(attention_backend="flashinfer")) == []
-    (line,) = mode_refusals(ModeFacts(is_deterministic=True, attention_backend="flashinfer"))
+    (line,) = mode_refusals(ModeFacts(enable_deterministic_inference=True, attention_backend="flashinfer"))
     assert "--enable-deterministic-inference" in line and "triton" in line
 
 
 def test_modes_when_a_field_is_added_then_it_has_a_refusal_here():
-    assert {field.name for field in fields(ModeFacts)} == {*BAD, "is_deterministic", "attention_backend"}
+    assert {field.name for field in fields(ModeFacts)} == {*BAD, "enable_deterministic_inference", "attention_backend"}
 
 
 def test_no_cache_when_refused_then_what_was_asked_and_what_sglang_says_are_in_it():

@@ -10,11 +10,11 @@ from itertools import islice
 from banyan.router.blocks import (
     ARENA,
     STORE,
-    MemoryBlocks,
     PromptIds,
     RankBlocks,
-    ServerBlocks,
     block_ids,
+    held_by,
+    held_in_memory,
     leading_blocks,
     pack,
 )
@@ -54,7 +54,7 @@ def test_leading_when_ranks_hold_different_lengths_then_each_its_own_and_no_more
             asked.append(block_id)
             yield block_id
 
-    assert leading_blocks(ids(), ranks) == [2, 3, 0]
+    assert leading_blocks(ids(), [held_by([rank]) for rank in ranks]) == [2, 3, 0]
     assert asked == [1, 2, 3, 9]
 
 
@@ -89,8 +89,8 @@ def test_blocks_when_they_are_in_a_store_then_no_memory_holds_them():
     first.stored([1, 2], STORE)
     first.stored([2], ARENA)
     second.stored([3], "GPU")
-    memory = MemoryBlocks([first, second])
-    assert [block_id in memory for block_id in (1, 2, 3, 4)] == [False, True, True, False]
+    memory = held_in_memory([first, second])
+    assert [memory(block_id) for block_id in (1, 2, 3, 4)] == [False, True, True, False]
 
 
 def test_blocks_when_ranks_and_others_with_the_same_store_hold_them_then_the_server_need_not_compute_them():
@@ -99,9 +99,9 @@ def test_blocks_when_ranks_and_others_with_the_same_store_hold_them_then_the_ser
     peer.stored([2], ARENA)
     other.stored([3], STORE)
     other.stored([4], "GPU")
-    server = ServerBlocks([own, peer], [other])
-    assert [block_id in server for block_id in (1, 2, 3, 4)] == [True, True, True, False]
-    assert leading_blocks([1, 2, 3, 4], [server, own]) == [3, 1]
+    server = held_by([own, peer], [other])
+    assert [server(block_id) for block_id in (1, 2, 3, 4)] == [True, True, True, False]
+    assert leading_blocks([1, 2, 3, 4], [server, held_by([own])]) == [3, 1]
 
 
 def test_prompt_when_its_ids_are_read_twice_then_each_is_hashed_once():

@@ -7,7 +7,7 @@ import pytest
 
 from banyan.router.asked_prompt import Asked
 from banyan.router.blocks import ARENA, STORE, block_ids, pack
-from banyan.router.description import Description, EventSource
+from banyan.router.description import Description, Source
 from banyan.router.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
 from banyan.router.fleet import Fleet, Server
 from banyan.router.health import Health
@@ -20,7 +20,7 @@ PROMPT = Asked(Request(token_ids=TOKENS), TOKENS)
 
 
 def told(num_ranks=1, *, places_itself=False, block_tokens=16, started="1", store=""):
-    sources = tuple(EventSource(rank, "tcp://x", None, "") for rank in range(num_ranks))
+    sources = tuple(Source(rank, "tcp://x", "") for rank in range(num_ranks))
     return Description(num_ranks, places_itself, block_tokens, sources, started, store=store)
 
 

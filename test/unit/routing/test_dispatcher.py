@@ -9,9 +9,7 @@ import pytest
 
 from banyan.routing import Dispatcher, HotRankGuard, LoadReport, NoActiveRank, Prompt, Reason
 from banyan.routing.dispatcher import MAX_SESSIONS
-from banyan.routing.lmetric import LMetric
-from banyan.routing.round_robin import RoundRobin
-from banyan.routing.session_sticky import SessionSticky
+from banyan.routing.policies import LMetric, RoundRobin, SessionSticky
 from banyan.routing.view import RankState
 
 BOTH = (0, 1)

@@ -7,10 +7,7 @@ import pytest
 
 from banyan.routing import UNGUARDED, Query, RankState, place
 from banyan.routing.displacement import TIMES_LOST, displaced
-from banyan.routing.hybrid import Hybrid
-from banyan.routing.linear import Linear
-from banyan.routing.lmetric import LMetric
-from banyan.routing.unified import Unified
+from banyan.routing.policies import Hybrid, Linear, LMetric, Unified
 
 COSTS = [LMetric(), Unified(fetch_overhead_s=0.0), Linear(alpha=0.0), Hybrid(min_cached_ratio=1.0)]
 

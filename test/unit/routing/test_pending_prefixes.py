@@ -10,9 +10,8 @@ from itertools import takewhile
 import pytest
 
 from banyan.routing import Dispatcher, LoadReport, Prompt, Reason, pending_prefixes
-from banyan.routing.affinity import Affinity
-from banyan.routing.lmetric import LMetric
 from banyan.routing.pending_prefixes import PendingPrefixes
+from banyan.routing.policies import Affinity, LMetric
 
 BOTH = (0, 1)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from banyan.routing import Dispatcher, LoadReport, Prompt, Wait
-from banyan.routing.lmetric import LMetric
+from banyan.routing.policies import LMetric
 from banyan.routing.view import Query, RankState
 from banyan.routing.wait import LEAST_GAIN_TOKENS, Coming, short_of_room, wait_for
 from banyan_lab.sim.prompts import PagedPrompt

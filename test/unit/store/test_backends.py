@@ -73,9 +73,9 @@ def test_look_when_there_is_nothing_to_say_then_nothing() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"segment": "4"}, "no option 'segment': use some of buffer_mb, device"),
-        ({"segment_gb": "much"}, "segment_gb=much: a number"),
-        ({"segment_gb": "-1"}, "no less than 0"),
+        ({"segment": "4"}, "unknown field `segment`: use metadata, segment_gb, buffer_mb"),
+        ({"segment_gb": "much"}, "Expected `float`, got `str` - at `\\$.segment_gb`"),
+        ({"segment_gb": "-1"}, "`float` >= 0.0 - at `\\$.segment_gb`"),
     ],
 )
 def test_mooncake_when_an_option_is_wrong_then_which(options: dict[str, str], reason: str) -> None:

@@ -31,7 +31,7 @@ from banyan.core import Address
 from banyan.features.nodes.node_connections import NodeConnections
 from banyan.features.nodes.pull import Ended, NodeFound, Pull
 from banyan.features.nodes.questions import PATIENCE_S, Best, Questions
-from banyan.features.nodes.tcp import Carrier
+from banyan.features.nodes.tcp import TcpCarrier
 from banyan.features.nodes.waits import Waits
 from banyan.features.nodes.wire import (
     MAX_PAGES,
@@ -78,7 +78,7 @@ class Borrower:
         *,
         namespace: bytes,
         block: BlockGeometry,
-        carrier: Carrier,
+        carrier: TcpCarrier,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._nodes = list(nodes)

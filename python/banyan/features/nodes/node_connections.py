@@ -13,13 +13,14 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from banyan.core import Address
-from banyan.features.nodes.connection import connect
-from banyan.features.nodes.wire import ToPageServer, encode
+from banyan.features.nodes.wire import MAX_MESSAGE_BYTES, ToPageServer, encode
 from banyan.transport.sealed.secret import Keys
-from banyan.transport.sealed.strangers import HANDSHAKE_FAILURES, Strangers
+from banyan.transport.sealed.strangers import HANDSHAKE_FAILURES, HANDSHAKE_MS, Strangers
 
 HANDSHAKES = HANDSHAKE_FAILURES | zmq.Event.HANDSHAKE_SUCCEEDED
 LINGER_MS = 100
+RECONNECT_MS = 500
+MOST_RECONNECT_MS = 10_000
 
 
 class NodeConnections:
@@ -34,7 +35,7 @@ class NodeConnections:
             Strangers(f"the node at {node} does not let this one in: compare the files of --banyan-secret-file")
             for node in nodes
         ]
-        self._sockets = [connect(self._context, node, keys) for node in nodes]
+        self._sockets = [_connect(self._context, node, keys) for node in nodes]
         self._monitors = [socket.get_monitor_socket(HANDSHAKES) for socket in self._sockets]
         self._poller = zmq.Poller()
         self._poller.register(self._wakeup, zmq.POLLIN)
@@ -75,3 +76,20 @@ class NodeConnections:
     def close(self) -> None:
         """Take the wakeup away, once nobody waits or wakes it any more."""
         os.close(self._wakeup)
+
+
+def _connect(context: zmq.Context[zmq.Socket[bytes]], node: Address, keys: Keys) -> zmq.Socket[bytes]:
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.CURVE_SERVERKEY, keys.page_server.public)
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.borrower.public)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.borrower.secret)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, MOST_RECONNECT_MS)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+    # Questions to a node that is not there are not kept for it.
+    socket.setsockopt(zmq.IMMEDIATE, 1)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.IPV6, ":" in node.host)
+    socket.connect(node.endpoint)
+    return socket

@@ -13,51 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import cast
 
 from banyan.arena.page_source import Wanted, Worth
 from banyan.arena.prefetch import Prefetch
 from banyan.arena.remote_tier import RemoteTier
-from banyan.ports import Asked, Frames, StoreFound, StoreRead
+from banyan.features.nodes.borrower import Borrower
+from banyan.features.nodes.pull import NodeFound
+from banyan.ports import StoreRead
 from banyan.telemetry import Counters
 
 REMOTE_PREFETCH_PATIENCE_S = 12.0
 """Longer than anybody who sends waits for the end of a remote prefetch."""
 
 
-class FoundThere(StoreFound, Protocol):
-    """What a node said to have; ``origin`` names it."""
-
-    @property
-    def origin(self) -> str: ...
-
-
-class OtherNodes(Asked[FoundThere], Protocol):
-    """The page servers of other nodes, as a rank uses them. No call waits."""
-
-    def knows(self, node: str) -> bool:
-        """Whether a node of that address may be asked."""
-        ...
-
-    def ask_at(self, nodes: Sequence[str], keys: Sequence[str]) -> int | None:
-        """As ``ask``, of those nodes alone."""
-        ...
-
-    def send(self, node: str, keys: Sequence[str]) -> int | None:
-        """Have the node of that address bring ``keys`` from its store; the number of the question, None where it cannot
-        be asked."""
-        ...
-
-    def read(self, found: Any, num_pages: int, memory: Any, offsets: Frames) -> StoreRead:
-        """Start to pull what was found."""
-        ...
-
-    def close(self) -> None:
-        """No pull is under way any more: let the other nodes go."""
-        ...
-
-
-class NodeTier(RemoteTier[FoundThere]):
+class NodeTier(RemoteTier[NodeFound]):
     """One rank's prompts at the other nodes.
 
     ``told`` knows of a request which nodes' arenas were said to have more of its prompt, None where nothing was said.
@@ -65,7 +35,7 @@ class NodeTier(RemoteTier[FoundThere]):
 
     def __init__(
         self,
-        nodes: OtherNodes,
+        nodes: Borrower,
         *,
         prefetch: Prefetch,
         counters: Counters,
@@ -92,8 +62,10 @@ class NodeTier(RemoteTier[FoundThere]):
             self._counters.questions_spared += bool(wanted.missing)
         return wanted.num_held
 
-    def _pull(self, keys: Sequence[str], worth: Worth, found: FoundThere, behind: Sequence[str]) -> None:
-        self._prefetch.start_pull(keys, worth, found, self._nodes.read, found.origin, behind)
+    def _pull(self, keys: Sequence[str], worth: Worth, found: NodeFound, behind: Sequence[str]) -> None:
+        # It pulls only what it has found itself; a protocol cannot say that.
+        pull = cast(Callable[..., StoreRead], self._nodes.read)
+        self._prefetch.start_pull(keys, worth, found, pull, found.origin, behind)
 
     def send(self, wanted: Wanted, node: str, num_pages: int) -> bool:
         """Have ``node`` bring the first ``num_pages`` of what is missing; whether it was asked to. What it has brought
@@ -115,7 +87,7 @@ class NodeTier(RemoteTier[FoundThere]):
         super()._await_no_longer(request)
         self._sent_for.discard(request)
 
-    def _end(self, number: int, wanted: Wanted, found: FoundThere | None) -> None:
+    def _end(self, number: int, wanted: Wanted, found: NodeFound | None) -> None:
         num_sent_for = self._remote_prefetches.pop(number, None)
         if num_sent_for is None:
             super()._end(number, wanted, found)

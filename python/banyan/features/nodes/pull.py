@@ -18,7 +18,7 @@ from itertools import accumulate
 
 from banyan import _native
 from banyan.core import Address
-from banyan.features.nodes.tcp import Carrier
+from banyan.features.nodes.tcp import TcpCarrier
 from banyan.features.nodes.wire import Foreign, RemoteLease, unpack_sums
 from banyan.layout import BlockGeometry
 
@@ -44,7 +44,7 @@ class NodeFound:
     def num_pages(self) -> int:
         return len(self.keys)
 
-    def after(self, num_pages: int) -> NodeFound:
+    def after(self, num_pages: int, /) -> NodeFound:
         return NodeFound(self.origin, self.node, self.keys[num_pages:])
 
 
@@ -59,14 +59,14 @@ class Pull:
     block: BlockGeometry
     feed: _native.Feed
 
-    def carry(self, remote_lease: RemoteLease, host: str, carrier: Carrier) -> Ended:
+    def carry(self, remote_lease: RemoteLease, host: str, carrier: TcpCarrier) -> Ended:
         """Bring the bytes of ``remote_lease``. Blocks; any thread."""
         try:
             return self._carry(remote_lease, host, carrier)
         finally:
             self.feed.end()
 
-    def _carry(self, remote_lease: RemoteLease, host: str, carrier: Carrier) -> Ended:
+    def _carry(self, remote_lease: RemoteLease, host: str, carrier: TcpCarrier) -> Ended:
         target = _Target(memoryview(self.memory), self.offsets, self.block.layer_bytes)
         ended = Ended.WHOLE
         try:

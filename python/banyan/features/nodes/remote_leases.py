@@ -17,20 +17,12 @@ import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
+from banyan import _native
+from banyan.features.nodes.exported_arena import LeasedFrames
 from banyan.features.nodes.wire import TOKEN_BYTES
 
 TERM_S = 30.0
-
-
-class Lease(Protocol):
-    """Frames that their owners do not reuse until it is released."""
-
-    @property
-    def num_pages(self) -> int: ...
-
-    def release(self) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -38,8 +30,8 @@ class Lent:
     """Pages that somebody may read. ``leased_frames`` is what they are read from."""
 
     token: bytes
-    lease: Lease
-    leased_frames: Any
+    lease: _native.Lease
+    leased_frames: LeasedFrames
     expires_s: float
 
 
@@ -79,7 +71,7 @@ class RemoteLeases:
         with self._lock:
             self._num_reserved -= num_pages
 
-    def lend(self, lease: Lease, leased_frames: Any) -> Lent:
+    def lend(self, lease: _native.Lease, leased_frames: LeasedFrames) -> Lent:
         """Take over ``lease``."""
         lent = Lent(secrets.token_bytes(TOKEN_BYTES), lease, leased_frames, self._clock() + TERM_S)
         with self._lock:

@@ -48,8 +48,11 @@ class Layers(Protocol):
     def layer(self, layer: int) -> list[memoryview]: ...
 
 
-class Carrier(Protocol):
-    """Brings the bytes of a remote lease."""
+class TcpCarrier:
+    """The reader's end: brings the bytes of a remote lease. ``dscp``: what both ends mark their packets with."""
+
+    def __init__(self, dscp: int | None = None) -> None:
+        self._dscp = dscp
 
     def pull(self, source: Address, token: bytes, target: Layers, num_layers: int) -> Generator[int, None, None]:
         """Yield each layer when its bytes are in ``target``, in order. Nothing is written after the iterator was
@@ -58,16 +61,6 @@ class Carrier(Protocol):
         Raises:
             OSError: when the source is gone, silent, or ends early.
         """
-        ...
-
-
-class TcpCarrier:
-    """The reader's end. ``dscp``: what both ends mark their packets with."""
-
-    def __init__(self, dscp: int | None = None) -> None:
-        self._dscp = dscp
-
-    def pull(self, source: Address, token: bytes, target: Layers, num_layers: int) -> Generator[int, None, None]:
         with socket.create_connection((source.host, source.port), timeout=STALL_S) as connection:
             mark(connection, self._dscp)
             connection.sendall(token)

@@ -14,8 +14,9 @@ import uuid
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from banyan.core import Address
 from banyan.features.stores.value_format import HeaderBuffer, ValueFormat
@@ -33,13 +34,12 @@ NO_ROOM, NO_ANSWER = -200, -900
 """Of Mooncake's codes: no segment has room; the master or a client cannot be reached."""
 
 
-@dataclass(frozen=True, slots=True)
-class MooncakeOptions:
+class MooncakeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a URL says behind its question mark. ``host``: this machine, as the other clients reach it."""
 
     metadata: str = "P2PHANDSHAKE"
-    segment_gb: float = 0.0
-    buffer_mb: int = 16
+    segment_gb: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    buffer_mb: Annotated[int, msgspec.Meta(gt=0)] = 16
     protocol: str = "tcp"
     device: str = ""
     host: str = ""
@@ -50,20 +50,10 @@ class MooncakeOptions:
         Raises:
             ValueError: for an option that there is not, or a value that it cannot have.
         """
-        known = {"metadata": str, "segment_gb": float, "buffer_mb": int, "protocol": str, "device": str, "host": str}
-        unknown = sorted(options.keys() - known.keys())
-        if unknown:
-            raise ValueError(f"mooncake:// has no option {unknown[0]!r}: use some of {', '.join(sorted(known))}")
-        values: dict[str, Any] = {}
-        for name, text in options.items():
-            try:
-                values[name] = known[name](text)
-            except ValueError:
-                raise ValueError(f"mooncake:// option {name}={text}: a number is wanted") from None
-        made = cls(**values)
-        if made.segment_gb < 0 or made.buffer_mb <= 0:
-            raise ValueError("mooncake:// options segment_gb and buffer_mb: no less than 0, and above 0")
-        return made
+        try:
+            return msgspec.convert(options, cls, strict=False)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"mooncake:// options: {error}: use {', '.join(cls.__struct_fields__)}") from None
 
 
 def own_host(master: Address) -> str:

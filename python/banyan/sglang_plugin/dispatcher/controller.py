@@ -17,7 +17,7 @@ from banyan import _native, faults
 from banyan.config import LEVEL_POLICY, SGLANG_POLICY, Config
 from banyan.layout import Layout
 from banyan.routing import POLICIES, Dispatcher, HotRankGuard, NoActiveRank, Policy
-from banyan.routing.level import DEFAULT_CHUNK_TOKENS, Level
+from banyan.routing.policies import DEFAULT_CHUNK_TOKENS, Level
 from banyan.sglang_plugin import page_hash, runtime, seams
 from banyan.sglang_plugin.dispatcher.held_back import HeldBack
 from banyan.sglang_plugin.dispatcher.placement import Placer

@@ -8,8 +8,8 @@ import importlib.metadata
 import logging
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, TypeVar, cast
 
 from banyan import SGLANG_VERSION, _native, config, faults
 from banyan import feature_list as features
@@ -33,6 +33,8 @@ from banyan.store import look
 from banyan.store.location import FILE, HF3FS, StoreLocation, asked_scheme
 
 logger = logging.getLogger("banyan")
+
+F = TypeVar("F")
 
 HTTP_WORKER = "banyan.sglang_plugin.launcher.http_worker:app"
 
@@ -203,42 +205,29 @@ def _store_refusals(wanted: Config) -> list[str]:
 
 def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:
     """What the refusals depend on, of arguments as they were given or as SGLang has resolved them."""
-    return ServerFacts(
+    return _facts_of(
+        ServerFacts,
+        args,
         sglang_version=importlib.metadata.version("sglang"),
         device=runtime.device_of(args),
         num_member_slots=layout.num_member_slots,
-        pp_size=args.pp_size,
         num_nodes=args.nnodes,
         page_size=args.page_size if args.page_size is not None else config.DEFAULT_PAGE_TOKENS,
         names_http_app=args.tokenizer_worker_num > 1 and config.names_other_http_app(HTTP_WORKER),
-        disable_radix_cache=args.disable_radix_cache,
-        radix_cache_backend=args.radix_cache_backend,
-        enable_hierarchical_cache=args.enable_hierarchical_cache,
-        hicache_storage_backend=args.hicache_storage_backend,
-        hicache_size=args.hicache_size,
-        enable_lmcache=args.enable_lmcache,
         enable_flexkv=getattr(args, "enable_flexkv", False),
         external_linker_backend=(
             args.unified_cache_external_linker_backend if args.enable_unified_cache_external_linker else None
         ),
-        enable_unified_memory=args.enable_unified_memory,
-        enable_memory_saver=args.enable_memory_saver,
         expandable_segments=config.uses_expandable_segments(),
         sizes_pool_after_capture=config.sizes_pool_after_capture(),
         has_arena=wanted.has_arena,
         draft=_draft(args),
-        disaggregation_mode=args.disaggregation_mode,
-        disaggregation_transfer_backend=args.disaggregation_transfer_backend,
         retraction_backup=args.disaggregation_decode_retraction_backup,
         host_receive_threshold=args.disaggregation_decode_host_receive_threshold,
         offloads_decode_kvcache=args.disaggregation_decode_enable_offload_kvcache,
         switches_roles=args.enable_pd_role_switch,
-        enable_hisparse=args.enable_hisparse,
-        dp_size=args.dp_size,
-        load_balance_method=args.load_balance_method,
         policy=wanted.policy,
         store_admit=wanted.store_admit if wanted.store else "first",
-        kv_cache_dtype=args.kv_cache_dtype,
         rust_server=config.uses_rust_server(),
     )
 
@@ -286,16 +275,10 @@ def reserve_window_slots(carried: dict[str, Any]) -> None:
 
 def modes(args: Any) -> ModeFacts:
     """How the server was asked to serve; of such arguments too."""
-    return ModeFacts(
-        attn_cp_size=args.attn_cp_size,
-        enable_prefill_cp=args.enable_prefill_cp,
-        dcp_size=args.dcp_size,
-        enable_pdmux=args.enable_pdmux,
-        dllm_algorithm=args.dllm_algorithm,
-        returns_routed_experts=args.enable_return_routed_experts,
-        returns_indexer_topk=args.enable_return_indexer_topk,
-        enable_mis=args.enable_mis,
-        is_deterministic=args.enable_deterministic_inference,
-        attention_backend=args.attention_backend,
-        enable_page_major_kv_layout=args.enable_page_major_kv_layout,
-    )
+    return _facts_of(ModeFacts, args)
+
+
+def _facts_of(facts: type[F], args: Any, **others: Any) -> F:
+    """What ``args`` say under the names of ``facts``, and ``others``."""
+    names = {one.name for one in fields(cast(Any, facts))} - others.keys()
+    return facts(**others, **{name: getattr(args, name) for name in names})

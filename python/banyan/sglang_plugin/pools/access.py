@@ -18,6 +18,8 @@ from banyan.planner import Piece
 from banyan.ports import OwnFrameTable, Peers
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.quarantine import OwnPages
+from banyan.transport.cuda_ipc.host_pieces import HostPieces
+from banyan.transport.cuda_ipc.layer_times import LayerTimer
 
 Window = tuple[Sequence[str], Any]
 """Keys of a node's window pages, and their page numbers as ``frames`` of their own pool gives them; of a model that has
@@ -27,26 +29,13 @@ Publish = Callable[[Any, list[str], Window | None], None]
 """Takes page numbers, an int64 array, and their keys; with them the window pages of the same node."""
 
 
-class DeviceTimer(Protocol):
-    """Times prefills by the device's own clock, where that of the calling thread shows launches only."""
-
-    def begin(self, forward: tuple[Piece, ...] | None) -> None:
-        """The next layers are those of a prefill of these pieces; None: of a forward that is no lesson."""
-        ...
-
-    def tick(self, layer: int) -> None: ...
+DeviceTimer = LayerTimer[tuple[Piece, ...]]
+"""Times prefills by the device's own clock, where that of the calling thread shows launches only. What begins is a
+prefill of these pieces."""
 
 
-class Pins(Protocol):
-    """Memory that a device knows from its front on."""
-
-    @property
-    def num_pinned_bytes(self) -> int: ...
-
-    def pin_to(self, num_bytes: int) -> None:
-        """Give memory to what lies before and pin it. On another thread than the scheduler's; raises when it cannot be
-        done."""
-        ...
+Pins = HostPieces
+"""Memory that a device knows from its front on."""
 
 
 class PoolAccess(Protocol):

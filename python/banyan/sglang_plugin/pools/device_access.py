@@ -44,7 +44,7 @@ from banyan.transport.cuda_ipc.driver import DriverError
 from banyan.transport.cuda_ipc.gpu_io import ArenaReads
 from banyan.transport.cuda_ipc.host_pieces import HostPieces
 from banyan.transport.cuda_ipc.layer_times import LayerTimer
-from banyan.transport.cuda_ipc.leases import Directory, LeaseWord
+from banyan.transport.cuda_ipc.leases import LeaseWord
 from banyan.transport.cuda_ipc.mappings import PeerMappings
 from banyan.transport.cuda_ipc.peers import CudaPeers, StreamOrder
 from banyan.transport.cuda_ipc.places import ARENA_ROW, OWN_ROW, WORD_BYTES, PlaceTable
@@ -284,7 +284,7 @@ class DeviceAccess:
         reads: ArenaReads | None = None,
     ) -> CudaPeers:
         reader = CudaPeers(
-            directory=cast(Directory, peers),
+            directory=peers,
             driver=self._driver,
             kernel=self._kernel if target_row == OWN_ROW else self._backup_kernel,
             mappings=self._mappings,

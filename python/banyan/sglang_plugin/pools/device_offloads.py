@@ -25,7 +25,7 @@ import numpy as np
 from banyan.sglang_plugin.pools.access import Publish
 from banyan.sglang_plugin.pools.readback_order import ReadbackOrder
 from banyan.transport.cuda_ipc.copies import DeviceFrames
-from banyan.transport.cuda_ipc.driver import CopyDriver
+from banyan.transport.cuda_ipc.driver import CudaDriver
 from banyan.transport.cuda_ipc.readback import ReadbackLane
 
 
@@ -50,7 +50,7 @@ class _Sent:
 class DeviceOffloads:
     """Sent when pages enter the tree, published when their numbers have come."""
 
-    def __init__(self, driver: CopyDriver, order: ReadbackOrder, *, stream: int, num_pages: int) -> None:
+    def __init__(self, driver: CudaDriver, order: ReadbackOrder, *, stream: int, num_pages: int) -> None:
         """``num_pages`` exist in all pools of the rank. ``stream`` carries numbers to the host."""
         self._order = order
         self._num_pages = num_pages

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -15,9 +14,8 @@ from banyan.config import Config
 from banyan.refusals.start import pinning_refusal
 from banyan.sglang_plugin import runtime
 from banyan.transport.capability import DeviceFacts, Route, RouteChoice, choose_route
-from banyan.transport.cuda_ipc.cuda_python import CudaDriver
-from banyan.transport.cuda_ipc.driver import CopyDriver, DriverError, Flags, Ipc
-from banyan.transport.cuda_ipc.gpu_io import GpuIo, IoRing
+from banyan.transport.cuda_ipc.driver import CudaDriver, DriverError
+from banyan.transport.cuda_ipc.gpu_io import GpuIo
 from banyan.transport.cuda_ipc.host_pieces import HostPieces, Pinned
 from banyan.transport.cuda_ipc.leases import LeaseWord
 
@@ -31,10 +29,6 @@ LEASE_WORD_BYTES = 64
 
 LINK_PROBE_BYTES = 32 << 20
 """Long enough for the link to be at its speed, short enough for the start."""
-
-
-class RingDriver(CopyDriver, Flags, Protocol):
-    """What pinning words and waiting for them takes."""
 
 
 def open_driver() -> CudaDriver:
@@ -74,7 +68,7 @@ def find_route(
     return found
 
 
-def _export_error(driver: Ipc, addresses: Iterable[int]) -> str | None:
+def _export_error(driver: CudaDriver, addresses: Iterable[int]) -> str | None:
     """Why the driver gives no handle of memory that could have one: some systems have no CUDA IPC at all."""
     try:
         for base in {driver.allocation_of(address)[0] for address in addresses}:
@@ -85,7 +79,7 @@ def _export_error(driver: Ipc, addresses: Iterable[int]) -> str | None:
 
 
 def pin_arena(
-    driver: CopyDriver, arena: _native.SharedBytes, config: Config, pinned: Pinned, num_bytes: int
+    driver: CudaDriver, arena: _native.SharedBytes, config: Config, pinned: Pinned, num_bytes: int
 ) -> HostPieces | None:
     """This rank's part of the arena, with memory and pinned as far as ``num_bytes``, and at least one piece: the rest
     follows when it is needed. Where the driver does not let us, refuses what the user asked for, and says that there is
@@ -116,7 +110,7 @@ def pin_arena(
         runtime.refuse(pinning_refusal(error))
 
 
-def measure_link(driver: CopyDriver, stream: int, source: int, num_bytes: int) -> float:
+def measure_link(driver: CudaDriver, stream: int, source: int, num_bytes: int) -> float:
     """Bytes a second from pinned memory to the device, by the device's clock. Waits for it: at the start only."""
     target, events = driver.allocate(num_bytes), [driver.create_timing_event() for _ in range(2)]
     try:
@@ -132,7 +126,7 @@ def measure_link(driver: CopyDriver, stream: int, source: int, num_bytes: int) -
         driver.free(target)
 
 
-def open_ring(driver: RingDriver, *, stream: int) -> GpuIo | None:
+def open_ring(driver: CudaDriver, *, stream: int) -> GpuIo | None:
     """Words by which reads of the store let ``stream`` go on; None, with one line, where it cannot wait for such."""
     words = _native.SharedBytes.create(NUM_SLOTS * _native.FlagRing.SLOT_BYTES, "banyan-ring")
     try:
@@ -142,11 +136,10 @@ def open_ring(driver: RingDriver, *, stream: int) -> GpuIo | None:
     except DriverError as error:
         logger.warning("banyan: pages of the store are leased when all their layers have landed: %s", error)
         return None
-    # It takes back only batches of its own; a protocol cannot say that.
-    return GpuIo(driver, cast(IoRing, _native.FlagRing(words, NUM_SLOTS)), address)
+    return GpuIo(driver, _native.FlagRing(words, NUM_SLOTS), address)
 
 
-def open_ends(driver: CopyDriver) -> LeaseWord:
+def open_ends(driver: CudaDriver) -> LeaseWord:
     """A word for one stream that copies leased pages.
 
     Raises:
@@ -156,5 +149,5 @@ def open_ends(driver: CopyDriver) -> LeaseWord:
     return LeaseWord(_native.LeaseEnds(word), _pin(driver, word))
 
 
-def _pin(driver: CopyDriver, memory: _native.SharedBytes) -> int:
+def _pin(driver: CudaDriver, memory: _native.SharedBytes) -> int:
     return driver.register_host(np.frombuffer(memoryview(memory), dtype=np.uint8).ctypes.data, memory.num_bytes)

@@ -24,7 +24,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from banyan.transport.cuda_ipc.driver import Streams
+from banyan import _native
+from banyan.transport.cuda_ipc.driver import CudaDriver
 
 POLL_S = 0.0001
 
@@ -86,22 +87,10 @@ class LayerGroups:
         return range(start, start + sum(self.extents_of_layer[first_layer : first_layer + self.layers_per_launch]))
 
 
-class Followed(Protocol):
-    """What a batch waits for layer by layer: ``banyan._native.RingBatch``. Its end does not depend on the device."""
-
-    @property
-    def has_ended(self) -> bool: ...
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether a layer was let through that had not come; final once it has ended."""
-        ...
-
-
 class EventPool:
     """Events are kept: making one costs more than recording it. ``create`` makes one of the kind that is kept here."""
 
-    def __init__(self, streams: Streams, create: Callable[[], int]) -> None:
+    def __init__(self, streams: CudaDriver, create: Callable[[], int]) -> None:
         self._streams = streams
         self._create = create
         self._idle: list[int] = []
@@ -125,7 +114,7 @@ class Chain:
     took_s = 0.0
     """By the clock of the device, from the first copy to the end of the last; known once it has landed."""
 
-    def __init__(self, streams: Streams) -> None:
+    def __init__(self, streams: CudaDriver) -> None:
         self.events: list[int] = []
         self.timed: tuple[int, int] | None = None
         """Timing events of a chain that was enqueued whole: behind all that it waits for, and its last one."""
@@ -163,7 +152,7 @@ class CudaCopy:
     def __init__(
         self,
         *,
-        streams: Streams,
+        streams: CudaDriver,
         groups: LayerGroups,
         num_bytes: int,
         current_stream: Callable[[], int],
@@ -177,11 +166,11 @@ class CudaCopy:
         self._groups = groups
         self._current_stream = current_stream
         self._consumers = consumers
-        self._followed: Followed | None = None
+        self._followed: _native.RingBatch | None = None
         self._waited: set[tuple[int, int, int]] = set()
         self._has_failed = False
 
-    def follow(self, followed: Followed) -> None:
+    def follow(self, followed: _native.RingBatch) -> None:
         """A chain waits for these reads."""
         self._followed = followed
 

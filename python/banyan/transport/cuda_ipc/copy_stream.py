@@ -11,20 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
-from banyan.transport.cuda_ipc.driver import DriverError
-
-
-class StreamMaker(Protocol):
-    """The calls behind ``open_copy_streams``."""
-
-    def create_stream(self) -> int: ...
-
-    def create_partition_streams(self, num_sms: int, num_streams: int) -> tuple[list[int], int]:
-        """Streams on one partition of at least ``num_sms`` processors, and how many it got."""
-        ...
-
+from banyan.transport.cuda_ipc.driver import CudaDriver, DriverError
 
 BACKUP_PROGRAMS = 16
 """The most that a copy down to the arena may have: 16 tiles are 512 KiB in flight, five times what a link of 50 GB/s
@@ -51,7 +39,7 @@ class CopyStreams:
 
 
 def open_copy_streams(
-    maker: StreamMaker, *, num_sms: int, num_streams: int, try_stream: Callable[[int], None]
+    driver: CudaDriver, *, num_sms: int, num_streams: int, try_stream: Callable[[int], None]
 ) -> CopyStreams:
     """Streams for copies. ``try_stream`` does on one what copies do; what it raises rules a partition out.
 
@@ -59,11 +47,11 @@ def open_copy_streams(
         DriverError: when not even plain streams can be made or used.
     """
     try:
-        streams, granted = maker.create_partition_streams(num_sms, num_streams)
+        streams, granted = driver.create_partition_streams(num_sms, num_streams)
         for stream in streams:
             try_stream(stream)
     except DriverError as error:
-        streams = [maker.create_stream() for _ in range(num_streams)]
+        streams = [driver.create_stream() for _ in range(num_streams)]
         for stream in streams:
             try_stream(stream)
         return CopyStreams(streams, num_sms, False, f"plain streams, a grid of {num_sms} (no partition: {error})")

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from banyan.transport.cuda_ipc.driver import HANDLE_BYTES, UUID_BYTES, Ipc
+from banyan.transport.cuda_ipc.driver import HANDLE_BYTES, UUID_BYTES, CudaDriver
 
 MAGIC = b"BNYNPOOL"
 FORMAT = 2
@@ -99,7 +99,7 @@ class PoolDescription:
 
 
 def describe(
-    ipc: Ipc,
+    ipc: CudaDriver,
     device_uuid: bytes,
     extents: Sequence[tuple[int, int]],
     probe: tuple[bytes, int, int] | None = None,

@@ -18,65 +18,39 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import cast
 
+from banyan import _native
 from banyan.ports import StoreRead
 from banyan.transport.cuda_ipc.copies import EventPool
-from banyan.transport.cuda_ipc.driver import Flags, Streams
-
-
-class IoBatch(Protocol):
-    """``banyan._native.RingBatch``."""
-
-    @property
-    def answer_offset(self) -> int: ...
-
-    @property
-    def has_ended(self) -> bool: ...
-
-    @property
-    def has_failed(self) -> bool: ...
-
-    def value(self, layer: int) -> int: ...
-
-
-class IoRing(Protocol):
-    """The part of ``banyan._native.FlagRing`` that takes slots for reads under way, and gives slots back."""
-
-    def follow(self, reads: list[Any]) -> IoBatch | None: ...
-
-    def give_back(self, batch: IoBatch) -> bool: ...
-
-
-class FlagDriver(Streams, Flags, Protocol):
-    """What enqueuing waits takes."""
+from banyan.transport.cuda_ipc.driver import CudaDriver
 
 
 @dataclass(slots=True)
 class _Passed:
-    batch: IoBatch
+    batch: _native.RingBatch
     event: int
 
 
 class GpuIo:
     """Enqueues the words of a ring whose memory the device sees at ``words``."""
 
-    def __init__(self, driver: FlagDriver, ring: IoRing, words: int) -> None:
+    def __init__(self, driver: CudaDriver, ring: _native.FlagRing, words: int) -> None:
         self._driver = driver
         self._ring = ring
         self._words = words
         self._events = EventPool(driver, driver.create_event)
         self._passed: list[_Passed] = []
 
-    def follow(self, reads: Sequence[StoreRead]) -> IoBatch | None:
+    def follow(self, reads: Sequence[StoreRead]) -> _native.RingBatch | None:
         """Layers of reads that are under way, each answered when all of them have it; None when every slot is taken."""
-        return self._ring.follow(list(reads))
+        return self._ring.follow(cast(list[_native.Read], list(reads)))
 
-    def wait(self, stream: int, batch: IoBatch, layer: int) -> None:
+    def wait(self, stream: int, batch: _native.RingBatch, layer: int) -> None:
         """What is enqueued on ``stream`` from now on runs after ``layer`` was answered."""
         self._driver.wait_flag(stream, self._words + batch.answer_offset, batch.value(layer))
 
-    def finish(self, stream: int, batch: IoBatch) -> bool:
+    def finish(self, stream: int, batch: _native.RingBatch) -> bool:
         """Nothing more is enqueued for the batch; ``stream`` is the one that waited. False when it has failed so far.
 
         The answer is final once the batch has ended: a caller who has not waited for the device asks ``has_failed``
@@ -105,25 +79,17 @@ class GpuIo:
 class FollowedReads:
     """Reads of one batch of copies, and the words that tell how far all of them are."""
 
-    def __init__(self, io: GpuIo, batch: IoBatch) -> None:
+    def __init__(self, io: GpuIo, batch: _native.RingBatch) -> None:
+        self.batch = batch
         self._io = io
-        self._batch = batch
 
     def wait(self, stream: int, layer: int) -> None:
         """What is enqueued on ``stream`` from now on runs after ``layer`` has come, or will not come."""
-        self._io.wait(stream, self._batch, layer)
+        self._io.wait(stream, self.batch, layer)
 
     def passed(self, stream: int) -> None:
         """Nothing more is enqueued."""
-        self._io.finish(stream, self._batch)
-
-    @property
-    def has_ended(self) -> bool:
-        return self._batch.has_ended
-
-    @property
-    def has_failed(self) -> bool:
-        return self._batch.has_failed
+        self._io.finish(stream, self.batch)
 
 
 class ArenaReads:

@@ -20,12 +20,12 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from banyan.transport.cuda_ipc.driver import CopyDriver, DriverError
+from banyan import _native
+from banyan.transport.cuda_ipc.driver import CudaDriver, DriverError
 
 logger = logging.getLogger("banyan")
 
@@ -35,26 +35,6 @@ KEEP_S = 60.0
 """How long a peer's memory stays registered after the last use: it is announced again when the weights have changed."""
 
 Identity = tuple[int, int]
-
-
-class HostMemory(Protocol):
-    """A peer's pool as the native core maps it; mapped for as long as the object lives."""
-
-    @property
-    def address(self) -> int: ...
-
-    @property
-    def num_bytes(self) -> int: ...
-
-    @property
-    def identity(self) -> Identity:
-        """The same whenever this memory is announced."""
-        ...
-
-    @property
-    def extents(self) -> list[tuple[int, int]]:
-        """``(base_bytes, stride_bytes)`` of each."""
-        ...
 
 
 @dataclass(slots=True)
@@ -72,7 +52,7 @@ class HostPieces:
 
     def __init__(
         self,
-        driver: CopyDriver,
+        driver: CudaDriver,
         *,
         address: int,
         num_bytes: int,
@@ -165,7 +145,7 @@ class HostPieces:
 
 @dataclass(slots=True)
 class _Kept:
-    memory: HostMemory
+    memory: _native.PeerMemory
     """Keeps it mapped."""
     pieces: HostPieces
     num_users: int = 0
@@ -179,12 +159,12 @@ class KeptPieces:
     another thread than the one that opens.
     """
 
-    def __init__(self, driver: CopyDriver, pinned: Pinned) -> None:
+    def __init__(self, driver: CudaDriver, pinned: Pinned) -> None:
         self._driver = driver
         self._pinned = pinned
         self._kept: dict[Identity, _Kept] = {}
 
-    def take(self, memory: HostMemory, name: str) -> HostPieces:
+    def take(self, memory: _native.PeerMemory, name: str) -> HostPieces:
         """``memory``, or the same as it was mapped before, with its first piece pinned. Raises as ``pin``."""
         kept = self._kept.get(memory.identity)
         if kept is None:

@@ -11,19 +11,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from banyan.transport.cuda_ipc.copies import Chain, EventPool, LayerGroups, PageKernel
-from banyan.transport.cuda_ipc.driver import CopyDriver, DriverError
+from banyan.transport.cuda_ipc.driver import CudaDriver, DriverError
+from banyan.transport.cuda_ipc.gpu_io import FollowedReads
 from banyan.transport.cuda_ipc.page_lists import ListSpace, Part
-
-
-class Waits(Protocol):
-    """What the stream waits for before each group: ``FollowedReads``."""
-
-    def wait(self, stream: int, layer: int) -> None: ...
-
-    def passed(self, stream: int) -> None: ...
 
 
 @dataclass(slots=True)
@@ -38,7 +30,7 @@ class Lane:
     def __init__(
         self,
         *,
-        driver: CopyDriver,
+        driver: CudaDriver,
         kernel: PageKernel,
         groups: LayerGroups,
         stream: int,
@@ -65,7 +57,7 @@ class Lane:
         self._under_way.append(_UnderWay(chain))
         return chain
 
-    def enqueue(self, parts: Sequence[Part], behind: Sequence[int], waits: Waits | None = None) -> None:
+    def enqueue(self, parts: Sequence[Part], behind: Sequence[int], waits: FollowedReads | None = None) -> None:
         """Fill the chain that was begun last: copy all ``parts`` group by group, behind the events ``behind`` and, for
         each group, behind what ``waits`` waits for.
 
@@ -79,7 +71,9 @@ class Lane:
             under_way.chain.break_off(self._last_event())
             raise
 
-    def _enqueue(self, under_way: _UnderWay, parts: Sequence[Part], behind: Sequence[int], waits: Waits | None) -> None:
+    def _enqueue(
+        self, under_way: _UnderWay, parts: Sequence[Part], behind: Sequence[int], waits: FollowedReads | None
+    ) -> None:
         stream, chain = self._stream, under_way.chain
         for event in behind:
             self._driver.wait_event(stream, event)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from banyan.transport.cuda_ipc.copies import EventPool
-from banyan.transport.cuda_ipc.driver import Streams
+from banyan.transport.cuda_ipc.driver import CudaDriver
 
 Forward = TypeVar("Forward")
 
@@ -31,7 +31,7 @@ class LayerTimer(Generic[Forward]):
 
     def __init__(
         self,
-        streams: Streams,
+        streams: CudaDriver,
         *,
         num_layers: int,
         current_stream: Callable[[], int | None],

@@ -1,49 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases of pages that lie on GPUs, and the part of the native directory that grants them."""
+"""Leases of pages that lie on GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
-from banyan.ports import Match
-from banyan.transport.cuda_ipc.mappings import Peer
-
-
-class NativeLease(Protocol):
-    """A lease of the native directory, which knows the frames behind it."""
-
-    num_pages: int
-    runs: list[tuple[int, int]]
-
-    def sources(self) -> list[tuple[int, int, bytes]]: ...
-
-    def release(self) -> None: ...
-
-
-class Directory(Protocol):
-    """The part of ``banyan._native.Peers`` that does not touch pages."""
-
-    def version(self) -> int: ...
-
-    def lookup(self, keys: Sequence[str], slots: Sequence[int] | None = None) -> Match: ...
-
-    def holders(self, keys: Sequence[str], slots: Sequence[int]) -> Sequence[int | None]: ...
-
-    def read_access_logs(self, slots: Sequence[int]) -> Sequence[bytes]: ...
-
-    def touch(self, match: Any) -> None: ...
-
-    def lease(self, match: Any, keys: Sequence[str]) -> NativeLease | None: ...
-
-    def present(self) -> list[Peer]: ...
-
-
-class LeaseEnds(Protocol):
-    """``banyan._native.LeaseEnds``."""
-
-    def expect(self, leases: list[Any]) -> int: ...
+from banyan import _native
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +17,7 @@ class LeaseWord:
     scheduler is doing then (waiting for the other ranks, compiling, paused).
     """
 
-    ends: LeaseEnds
+    ends: _native.LeaseEnds
     address: int
 
 
@@ -62,7 +25,7 @@ class LeaseWord:
 class CudaLease:
     """Pages that may be copied, with the rows of their peers. Implements ``banyan.ports.Lease``."""
 
-    native: NativeLease
+    native: _native.Lease
     rows: list[tuple[int, bytes]]
     _give_back: Callable[[], None]
     _is_held: bool = True

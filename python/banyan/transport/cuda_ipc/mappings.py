@@ -24,15 +24,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Event
-from typing import Protocol, TypeVar
 
+from banyan import _native
 from banyan.transport.cuda_ipc.description import PoolDescription
-from banyan.transport.cuda_ipc.driver import CopyDriver, DriverError
-from banyan.transport.cuda_ipc.host_pieces import HostMemory, KeptPieces
+from banyan.transport.cuda_ipc.driver import CudaDriver, DriverError
+from banyan.transport.cuda_ipc.host_pieces import KeptPieces
 from banyan.transport.cuda_ipc.opening import (
     GivenUpError,
     HostFrames,
@@ -45,27 +45,11 @@ from banyan.transport.cuda_ipc.probe import ProbeReader
 
 logger = logging.getLogger("banyan")
 
-T = TypeVar("T")
-
 PATIENCE_S = 5.0
 """For the device to come past what placing a peer takes."""
 
 Peer = tuple[int, int]
 """Slot and epoch."""
-
-
-class Announcements(Protocol):
-    """What peers say about their pools: the part of ``banyan._native.Peers`` that this needs."""
-
-    def description(self, slot: int, epoch: int) -> bytes | None: ...
-
-    def mapping(self, slot: int, epoch: int) -> HostMemory | None: ...
-
-
-class Executor(Protocol):
-    """Runs one thing after the other on another thread: ``concurrent.futures.ThreadPoolExecutor(1)``."""
-
-    def submit(self, call: Callable[[], T], /) -> Future[T]: ...
 
 
 @dataclass(slots=True)
@@ -92,22 +76,22 @@ class PeerMappings:
     def __init__(
         self,
         *,
-        driver: CopyDriver,
+        driver: CudaDriver,
         places: PlaceTable,
         page_bytes: tuple[int, ...],
         alignment_bytes: int,
-        announcements: Announcements,
+        announcements: _native.Peers,
         own_rows: Mapping[int, int],
         wanted_slots: Collection[int],
-        executor: Executor,
+        executor: ThreadPoolExecutor,
         registrations: KeptPieces,
         prober: ProbeReader | None = None,
         visible_uuids: Collection[bytes] = (),
     ) -> None:
         """``page_bytes`` of each extent, alike for all of a namespace; ``own_rows``: slot -> row of what is our own.
 
-        ``registrations`` outlive this object: what they keep is not registered again. ``alignment_bytes`` is what the
-        kernel was compiled for: a peer whose pages lie otherwise is not opened. With a
+        ``executor`` has one thread. ``registrations`` outlive this object: what they keep is not registered again.
+        ``alignment_bytes`` is what the kernel was compiled for: a peer whose pages lie otherwise is not opened. With a
         ``prober`` no pool on a GPU is believed before its probe was read; ``visible_uuids``: the GPUs that this process
         sees, so that a pool that cannot be opened and lies on another is named as such.
         """

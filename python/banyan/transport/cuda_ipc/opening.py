@@ -16,9 +16,10 @@ from functools import partial
 
 import numpy as np
 
+from banyan import _native
 from banyan.transport.cuda_ipc.description import PoolDescription, Probe
-from banyan.transport.cuda_ipc.driver import CopyDriver, DriverError
-from banyan.transport.cuda_ipc.host_pieces import HostMemory, HostPieces, KeptPieces
+from banyan.transport.cuda_ipc.driver import CudaDriver, DriverError
+from banyan.transport.cuda_ipc.host_pieces import HostPieces, KeptPieces
 
 logger = logging.getLogger("banyan")
 
@@ -68,7 +69,7 @@ class Opened:
 
 
 def p2p_fix_rebuild_cuda_tensor(
-    driver: CopyDriver, description: PoolDescription, page_bytes: Sequence[int], go_on: Callable[[], None]
+    driver: CudaDriver, description: PoolDescription, page_bytes: Sequence[int], go_on: Callable[[], None]
 ) -> Opened:
     """Open a peer's pool on a GPU, in the device that is current here and not in the one that it lies on: so one
     kernel reads the pools of several GPUs.
@@ -109,7 +110,7 @@ def _placed_probe(probe: Probe, bases: Sequence[int]) -> tuple[bytes, int]:
 
 def open_host(
     registrations: KeptPieces,
-    memory: HostMemory,
+    memory: _native.PeerMemory,
     page_bytes: Sequence[int],
     go_on: Callable[[], None],
     name: str,

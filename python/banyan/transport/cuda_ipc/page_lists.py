@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from banyan.ports import Frames
 from banyan.transport.cuda_ipc.copies import DeviceFrames, PageLists
-from banyan.transport.cuda_ipc.driver import CopyDriver
+from banyan.transport.cuda_ipc.driver import CudaDriver
 from banyan.transport.cuda_ipc.places import WORD_BYTES
 from banyan.transport.cuda_ipc.ring_space import RingSpace
 
@@ -40,7 +40,7 @@ class Part:
 class ListSpace:
     """Room for the lists of ``num_pages`` under way at once."""
 
-    def __init__(self, driver: CopyDriver, *, stream: int, num_pages: int) -> None:
+    def __init__(self, driver: CudaDriver, *, stream: int, num_pages: int) -> None:
         self._driver = driver
         self._stream = stream
         self._room = RingSpace(num_pages)

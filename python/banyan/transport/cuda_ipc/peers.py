@@ -21,8 +21,10 @@ import logging
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from banyan.ports import Frames, Match, StoreRead
+from banyan import _native
+from banyan.ports import Frames, StoreRead
 from banyan.transport.cuda_ipc.copies import (
     Chain,
     CudaCopy,
@@ -31,10 +33,10 @@ from banyan.transport.cuda_ipc.copies import (
     LayerGroups,
     PageKernel,
 )
-from banyan.transport.cuda_ipc.driver import CopyDriver, DriverError
+from banyan.transport.cuda_ipc.driver import CudaDriver, DriverError
 from banyan.transport.cuda_ipc.gpu_io import ArenaReads, FollowedReads
 from banyan.transport.cuda_ipc.lane import Lane
-from banyan.transport.cuda_ipc.leases import CudaLease, Directory, LeaseWord
+from banyan.transport.cuda_ipc.leases import CudaLease, LeaseWord
 from banyan.transport.cuda_ipc.mappings import Peer, PeerMappings
 from banyan.transport.cuda_ipc.page_lists import Part
 from banyan.transport.cuda_ipc.places import ARENA_ROW, OWN_ROW
@@ -81,8 +83,8 @@ class CudaPeers:
     def __init__(
         self,
         *,
-        directory: Directory,
-        driver: CopyDriver,
+        directory: _native.Peers,
+        driver: CudaDriver,
         kernel: PageKernel,
         mappings: PeerMappings,
         groups: LayerGroups,
@@ -133,7 +135,7 @@ class CudaPeers:
     def version(self) -> int:
         return hash((self._directory.version(), self._mappings.version))
 
-    def lookup(self, keys: Sequence[str], slots: Sequence[int] | None = None) -> Match:
+    def lookup(self, keys: Sequence[str], slots: Sequence[int] | None = None) -> _native.Match:
         """As the directory's, in the pools that can be read: what lies elsewhere is no answer, and hides none."""
         if slots is None:
             slots = [slot for slot, _ in self._directory.present()]
@@ -147,11 +149,11 @@ class CudaPeers:
         """Also of those whose pools cannot be read."""
         return self._directory.read_access_logs(slots)
 
-    def touch(self, match: Match) -> None:
+    def touch(self, match: Any) -> None:
         """Tell the owners that these pages are wanted."""
         self._directory.touch(match)
 
-    def lease(self, match: Match, keys: Sequence[str]) -> CudaLease | None:
+    def lease(self, match: Any, keys: Sequence[str]) -> CudaLease | None:
         """As the directory's; None also when a peer has just left or too much is under way."""
         self.poll()
         num_pages = len(keys)
@@ -257,7 +259,7 @@ class CudaPeers:
         assert self._reads is not None
         followed = self._reads.follow(batch.reads)
         if followed is not None:
-            batch.copy.follow(followed)
+            batch.copy.follow(followed.batch)
         return followed
 
     # ---- the rest ----------------------------------------------------------------------------------------------

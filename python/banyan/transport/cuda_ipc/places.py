@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-from banyan.transport.cuda_ipc.driver import CopyDriver
+from banyan.transport.cuda_ipc.driver import CudaDriver
 
 OWN_ROW = 0
 ARENA_ROW = 1
@@ -23,7 +23,7 @@ WORD_BYTES = 8
 class PlaceTable:
     """Rows of ``(base address, stride in bytes)`` for each of ``num_extents``; int64, bases first."""
 
-    def __init__(self, driver: CopyDriver, *, stream: int, num_peers: int, num_extents: int) -> None:
+    def __init__(self, driver: CudaDriver, *, stream: int, num_peers: int, num_extents: int) -> None:
         self._driver = driver
         self.stream = stream
         self.num_extents = num_extents

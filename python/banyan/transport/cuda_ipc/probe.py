@@ -17,7 +17,7 @@ from array import array
 
 from banyan.transport.cuda_ipc.copies import PageKernel, PageLists
 from banyan.transport.cuda_ipc.description import NONCE_BYTES
-from banyan.transport.cuda_ipc.driver import CopyDriver
+from banyan.transport.cuda_ipc.driver import CudaDriver
 from banyan.transport.cuda_ipc.places import WORD_BYTES, PlaceTable
 
 NUM_LISTS = 3
@@ -36,7 +36,7 @@ def pattern(nonce: bytes, num_bytes: int) -> bytes:
 class OwnProbe:
     """What peers read of this rank."""
 
-    def __init__(self, driver: CopyDriver, *, stream: int, num_bytes: int) -> None:
+    def __init__(self, driver: CudaDriver, *, stream: int, num_bytes: int) -> None:
         """The bytes are there when ``stream`` has come so far: announce them afterwards."""
         self.nonce = os.urandom(NONCE_BYTES)
         self.num_bytes = num_bytes
@@ -49,7 +49,7 @@ class OwnProbe:
 class ProbeReader:
     """Reads the probes of peers, one after the other. ``num_bytes`` of one: a page of the first extent."""
 
-    def __init__(self, driver: CopyDriver, kernel: PageKernel, places: PlaceTable, *, num_bytes: int) -> None:
+    def __init__(self, driver: CudaDriver, kernel: PageKernel, places: PlaceTable, *, num_bytes: int) -> None:
         self.num_bytes = num_bytes
         self.is_busy = False
         self._driver = driver

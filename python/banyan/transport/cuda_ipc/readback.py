@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from banyan.transport.cuda_ipc.copies import DeviceFrames, EventPool
-from banyan.transport.cuda_ipc.driver import CopyDriver
+from banyan.transport.cuda_ipc.driver import CudaDriver
 from banyan.transport.cuda_ipc.places import WORD_BYTES
 from banyan.transport.cuda_ipc.ring_space import RingSpace
 
@@ -39,7 +39,7 @@ class _Sent(Generic[Tag]):
 class ReadbackLane(Generic[Tag]):
     """Lists of page numbers, first in, first out. One thread; lanes may share a stream."""
 
-    def __init__(self, driver: CopyDriver, *, stream: int, num_pages: int) -> None:
+    def __init__(self, driver: CudaDriver, *, stream: int, num_pages: int) -> None:
         """``num_pages`` exist in the pool."""
         self._driver = driver
         self._stream = stream

@@ -101,7 +101,7 @@ impl PyRead {
         Ok(Arrival {
             memory: self.memory.clone(),
             offsets: self.offsets_of(positions)?,
-            gate: self.ticket.progress.clone(),
+            progress: self.ticket.progress.clone(),
         })
     }
 

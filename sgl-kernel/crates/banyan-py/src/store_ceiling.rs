@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use banyan_store::ceiling::{self, Kind, Memory};
+use banyan_lab::ceiling::{self, Kind, Memory};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 

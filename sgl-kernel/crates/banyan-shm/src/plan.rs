@@ -5,7 +5,7 @@
 //! Invariants
 //! * Every target frame is below the home capacity and named once. Every source frame is leased while the plan exists, or its process has
 //!   promised the frame to the plan and touches it no more once the frame's layer has arrived.
-//! * A layer is copied only after its gate has let it pass.
+//! * A layer is copied only after it is complete in its source.
 //! * A source page wanted several times is fetched once; its other targets are copied from the first, after all fetches of the layer.
 
 use std::collections::{HashMap, HashSet};
@@ -21,25 +21,13 @@ use crate::peer_mapping::PeerMapping;
 use crate::peers::{Home, Lease};
 use crate::progress::LayerProgress;
 
-/// Lets a copy follow whatever fills its source, layer by layer.
-pub trait Gate: Send + Sync {
-    /// Blocks until `layer` is complete in the source; `false` when it never will be, or `stop` is set.
-    fn wait_layer(&self, layer: usize, stop: &AtomicBool) -> bool;
-}
-
-impl Gate for LayerProgress {
-    /// Passes a layer that came with failed pages too: whoever moves the layers says so at its end.
-    fn wait_layer(&self, layer: usize, stop: &AtomicBool) -> bool {
-        self.wait_layer_unless(layer, stop)
-    }
-}
-
 /// Pages that something is still bringing into this process's memory, each as a Full Block: the layers one after another without gaps.
 pub struct Arrival {
     pub memory: Arc<SharedMemory>,
     /// Where the block of each page begins.
     pub offsets: Vec<u64>,
-    pub gate: Arc<dyn Gate>,
+    /// A layer that came with failed pages passes too: whoever moves the layers says so at its end.
+    pub progress: Arc<LayerProgress>,
 }
 
 pub enum Source {
@@ -165,7 +153,7 @@ impl Plan {
         let mut moved = self.fetch_layer(layer, stop);
         for reception in &self.receptions {
             // After the fetches: what is there already need not wait for what is on its way.
-            if !reception.arrival.gate.wait_layer(layer, stop) {
+            if !reception.arrival.progress.wait_layer_unless(layer, stop) {
                 return None;
             }
             moved.copied_bytes += self.receive(reception, layer);

@@ -9,8 +9,6 @@
 
 pub mod buffer;
 pub mod catalog;
-#[cfg(feature = "ceiling")]
-pub mod ceiling;
 pub mod check;
 mod clock;
 pub mod device;

@@ -75,11 +75,6 @@ impl Follower {
         self.offset
     }
 
-    /// The greatest sequence number so far.
-    pub fn sequence(&self) -> u64 {
-        self.sequence
-    }
-
     /// Whether a newer manifest has taken this one's place.
     pub fn is_replaced(&self) -> bool {
         self.file.metadata().map_or(true, |data| data.nlink() == 0)

@@ -257,23 +257,6 @@ impl Places {
         }
     }
 
-    /// A segment that holds nothing any more is leaving; false if it still does.
-    pub fn take_away(&mut self, places: std::ops::Range<Place>) -> bool {
-        let all_free = places
-            .clone()
-            .all(|place| matches!(self.state(place), State::Free | State::Absent));
-        if all_free {
-            self.free.retain(|place| !places.contains(place));
-            for place in places {
-                if self.state(place) == State::Free {
-                    self.states[place as usize] = State::Absent;
-                    self.num_places -= 1;
-                }
-            }
-        }
-        all_free
-    }
-
     /// Every published place with its record.
     pub fn published(&self) -> impl Iterator<Item = (Place, &Record)> {
         let records = self.records.iter().enumerate();
@@ -377,14 +360,5 @@ mod tests {
         assert_eq!(places.num_free(), 3);
         places.publish(writing, record(4), Standing::Live);
         assert_eq!(places.retire_all(), 1, "one that was being written");
-    }
-
-    #[test]
-    fn segment_when_it_still_holds_a_record_then_it_stays() {
-        let mut places = places();
-        assert!(!places.take_away(0..2));
-        assert!(places.take_away(2..4));
-        assert_eq!((places.num_free(), places.num_places()), (0, 2));
-        assert!(places.take_free().is_none());
     }
 }

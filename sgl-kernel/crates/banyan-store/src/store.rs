@@ -29,7 +29,7 @@ use crate::state::{Outcome, Queued, Reach, State, Verdict};
 use crate::traffic::{Claim, Traffic};
 
 use starting::Threads;
-pub use starting::{EngineChoice, Options, Purpose};
+pub use starting::{EngineChoice, Options, OtherDevice, Purpose};
 
 /// Where leading pages were, and in which namespace.
 #[derive(Clone, Debug)]

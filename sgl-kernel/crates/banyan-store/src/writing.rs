@@ -227,10 +227,6 @@ impl Writer {
         self.num_running > 0 || !self.ready.is_empty()
     }
 
-    pub fn num_segments(&self) -> usize {
-        self.segments.len()
-    }
-
     /// Whether a commit or a new manifest is under way.
     pub fn is_committing(&self) -> bool {
         !matches!(self.commit, Commit::Idle | Commit::Resting(_))

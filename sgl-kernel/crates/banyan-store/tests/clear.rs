@@ -7,14 +7,14 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::time::{Duration, Instant};
 
+use banyan_lab::Faults;
 use banyan_shm::frame::Key;
 use banyan_store::check::{self, Treatment};
-use banyan_store::device::Faults;
 use banyan_store::directory::Stripe;
 use banyan_store::pacing::Permit;
 use banyan_store::reading::Reason;
 use banyan_store::state::{Outcome, Verdict};
-use banyan_store::store::{EngineChoice, Options};
+use banyan_store::store::Options;
 use rig::{Rig, Scratch, key, options};
 
 /// One chain, page 0 and 2 from the first writer, page 1 and 3 from the second.
@@ -287,8 +287,9 @@ fn clear_when_writes_fail_then_nothing_is_found_all_the_same() {
     for seed in 1..30 {
         let scratch = Scratch::new();
         {
-            let engine =
-                EngineChoice::Faulty(Faults::parse(&format!("seed={seed},eio=5")).unwrap());
+            let engine = Faults::parse(&format!("seed={seed},eio=5"))
+                .unwrap()
+                .engine();
             let rig = Rig::open(&Options {
                 engine,
                 backlog_bytes: 8 * 20480,

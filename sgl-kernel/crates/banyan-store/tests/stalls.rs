@@ -5,15 +5,15 @@ mod rig;
 
 use std::time::{Duration, Instant};
 
-use banyan_store::device::{Faults, HANG};
+use banyan_lab::{Faults, HANG};
 use banyan_store::directory::Stripe;
 use banyan_store::state::Verdict;
-use banyan_store::store::{EngineChoice, Options};
+use banyan_store::store::Options;
 use rig::{Rig, Scratch, key, options};
 
 fn faulty(scratch: &Scratch, faults: &str, stall_after: Duration) -> Options {
     Options {
-        engine: EngineChoice::Faulty(Faults::parse(faults).unwrap()),
+        engine: Faults::parse(faults).unwrap().engine(),
         stall_after,
         ..options(scratch.path())
     }
@@ -25,7 +25,7 @@ const NUM_OPS_TO_KEEP: u64 = 4;
 #[test]
 fn read_when_the_device_hangs_then_waiters_go_on_and_the_store_is_left_alone_until_it_answers() {
     let scratch = Scratch::new();
-    let engine = EngineChoice::Faulty(Faults::parse("seed=1,hang=1").unwrap());
+    let engine = Faults::parse("seed=1,hang=1").unwrap().engine();
     let rig = Rig::open(&Options {
         engine,
         stall_after: HANG / 8,

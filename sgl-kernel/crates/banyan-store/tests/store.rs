@@ -6,7 +6,7 @@ mod rig;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use banyan_store::device::Faults;
+use banyan_lab::Faults;
 use banyan_store::pacing::Permit;
 use banyan_store::reading::Reason;
 use banyan_store::state::{Outcome, Verdict};
@@ -15,11 +15,7 @@ use rig::{Rig, Scratch, key, options};
 
 fn engines() -> Vec<EngineChoice> {
     let faulty = Faults::parse("seed=5,short=3").unwrap();
-    vec![
-        EngineChoice::Auto,
-        EngineChoice::Threads,
-        EngineChoice::Faulty(faulty),
-    ]
+    vec![EngineChoice::Auto, EngineChoice::Threads, faulty.engine()]
 }
 
 #[test]
@@ -276,7 +272,7 @@ fn page_when_its_read_fails_then_withdrawn_for_good_though_its_reader_says_nothi
     let honest = options(scratch.path());
     Rig::open(&honest).keep(None, &[0, 1]);
     {
-        let engine = EngineChoice::Faulty(Faults::parse("eio=1").unwrap());
+        let engine = Faults::parse("eio=1").unwrap().engine();
         let rig = Rig::open(&Options {
             engine,
             ..honest.clone()
@@ -326,7 +322,9 @@ fn writes_when_they_fail_then_reported_and_nothing_stored_is_lost() {
     let (mut num_stored, mut num_failed) = (0, 0);
     for seed in 1..12 {
         let scratch = Scratch::new();
-        let engine = EngineChoice::Faulty(Faults::parse(&format!("seed={seed},eio=6")).unwrap());
+        let engine = Faults::parse(&format!("seed={seed},eio=6"))
+            .unwrap()
+            .engine();
         let faulty = Options {
             engine,
             ..options(scratch.path())
@@ -362,7 +360,9 @@ fn page_when_a_sync_failed_while_it_was_written_then_not_stored_though_the_next_
     let mut num_failed = 0;
     for seed in 1..120 {
         let scratch = Scratch::new();
-        let engine = EngineChoice::Faulty(Faults::parse(&format!("seed={seed},eio=8")).unwrap());
+        let engine = Faults::parse(&format!("seed={seed},eio=8"))
+            .unwrap()
+            .engine();
         let faulty = Options {
             engine,
             // Commits overlap with writes.
@@ -398,7 +398,7 @@ fn page_when_a_sync_failed_while_it_was_written_then_not_stored_though_the_next_
 #[test]
 fn space_when_the_device_has_none_then_a_pause_with_a_counter() {
     let scratch = Scratch::new();
-    let engine = EngineChoice::Faulty(Faults::parse("seed=2,enospc=1").unwrap());
+    let engine = Faults::parse("seed=2,enospc=1").unwrap().engine();
     let rig = Rig::open(&Options {
         engine,
         ..options(scratch.path())

@@ -22,10 +22,10 @@ from banyan.core import Address, SourceKind
 from banyan.features.nodes.borrower import Borrower
 from banyan.features.nodes.dual_path import DualPath, Part
 from banyan.features.nodes.exported_arena import ExportedArena
-from banyan.features.nodes.node_tier import NodeTier, OtherNodes
+from banyan.features.nodes.node_tier import NodeTier
 from banyan.features.nodes.page_server import PageServer
 from banyan.features.nodes.remote_prefetch_tier import RemotePrefetchTier
-from banyan.features.nodes.tcp import Carrier, TcpCarrier
+from banyan.features.nodes.tcp import TcpCarrier
 from banyan.layout import BlockGeometry
 from banyan.pacing import Admission, WriteAdmission
 from banyan.transport.sealed.secret import Keys
@@ -100,7 +100,7 @@ class Node(Host):
         self.page_server.lending.lend(self.exported())
         return address
 
-    def borrow_from(self, *nodes: Address, keys: Keys = KEYS, carrier: Carrier | None = None) -> None:
+    def borrow_from(self, *nodes: Address, keys: Keys = KEYS, carrier: Any = None) -> None:
         self.borrower = Borrower(
             nodes, keys, namespace=NAMESPACE, block=self.block, carrier=carrier if carrier is not None else TcpCarrier()
         )
@@ -119,7 +119,7 @@ class Node(Host):
             counters=self.counters,
         )
 
-    def borrow_through(self, nodes: OtherNodes) -> None:
+    def borrow_through(self, nodes: Any) -> None:
         self.prefetch = self.make_prefetch()
         self.remote = NodeTier(nodes, prefetch=self.prefetch, counters=self.counters, clock=time.monotonic)
         self.cache = make_cache(
@@ -205,7 +205,7 @@ class StoreNode(Node):
             clock=time.monotonic,
         )
 
-    def borrow_through(self, nodes: OtherNodes) -> None:
+    def borrow_through(self, nodes: Any) -> None:
         super().borrow_through(nodes)
         self.tier = self._make_tier()
         self.path = DualPath(self.tier, self.remote, self.prefetch, LEAST_PAGES, lambda request: self.said)

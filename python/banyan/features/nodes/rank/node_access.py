@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from banyan import _native
 from banyan.arena.page_source import Source
@@ -20,7 +20,7 @@ from banyan.core import Address
 from banyan.features.nodes.borrower import Borrower
 from banyan.features.nodes.dual_path import DualPath, Part
 from banyan.features.nodes.exported_arena import ExportedArena
-from banyan.features.nodes.node_tier import NodeTier, OtherNodes
+from banyan.features.nodes.node_tier import NodeTier
 from banyan.features.nodes.page_server import PageServer
 from banyan.features.nodes.rank import said
 from banyan.features.nodes.remote_prefetch_tier import RemotePrefetchTier
@@ -89,9 +89,8 @@ class NodeAccess:
         sources, self.path = list(nearer), None
         borrower = self.join(parts.namespace, parts.memory)
         if borrower is not None:
-            # It pulls only what it has found itself; a protocol cannot say that.
             nodes = NodeTier(
-                cast(OtherNodes, borrower),
+                borrower,
                 prefetch=parts.prefetch,
                 counters=parts.counters,
                 clock=time.monotonic,

@@ -21,10 +21,10 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use banyan_lab::Faults;
 use banyan_shm::frame::Key;
 use banyan_shm::memory::SharedMemory;
 use banyan_store::check::{self, Treatment};
-use banyan_store::device::Faults;
 use banyan_store::directory::Stripe;
 use banyan_store::growth::Limits;
 use banyan_store::reading::Reason;
@@ -197,10 +197,11 @@ fn content(page: u64, position: usize) -> u64 {
 fn work(directory: &Path, seed: u64, life: u64, worker: u64) -> Result<(), String> {
     let plan = Plan::of(seed, life);
     let engine = match &plan.faults {
-        Some(faults) => EngineChoice::Faulty(Faults {
+        Some(faults) => Faults {
             seed: faults.seed + worker,
             ..faults.clone()
-        }),
+        }
+        .engine(),
         None if seed.is_multiple_of(2) => EngineChoice::Auto,
         None => EngineChoice::Threads,
     };

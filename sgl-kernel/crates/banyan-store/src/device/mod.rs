@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What moves bytes between memory and files: io_uring, a pool of threads, or a device that fails on purpose.
+//! What moves bytes between memory and files: io_uring, a pool of threads, or what the opener of a store brings.
 //!
 //! A device belongs to one thread. `push` and `submit` never block on the medium; `reap` blocks as long as it is told. Every pushed
 //! operation completes exactly once, with its whole length or an error: short transfers are continued inside.
 
-#[cfg(any(test, feature = "faults"))]
-mod faulty;
 mod threads;
 mod throttled;
 mod transfer;
@@ -16,11 +14,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-#[cfg(any(test, feature = "faults"))]
-pub use faulty::{Faults, FaultyDevice, HANG};
 pub use threads::ThreadsDevice;
 pub use throttled::ThrottledDevice;
-pub use transfer::{MAX_SPANS, Span, Spans};
+pub use transfer::{MAX_SPANS, Progress, Span, Spans, advance};
 pub use uring::UringDevice;
 
 /// Index of a file that was added to a device.
@@ -69,11 +65,8 @@ pub trait Device {
     /// The caller has no operation on it in flight.
     fn remove_file(&mut self, file: FileId);
 
-    /// Tells of memory that many operations will use. It stays mapped until `remove_memory`, or as long as the device.
+    /// Tells of memory that many operations will use. It stays mapped as long as the device.
     fn add_memory(&mut self, memory: Span);
-
-    /// The caller has no operation on it in flight.
-    fn remove_memory(&mut self, memory: Span);
 
     /// At most so many operations may be in flight.
     fn capacity(&self) -> usize;
@@ -89,6 +82,3 @@ pub trait Device {
 
     fn waker(&self) -> Arc<dyn Wake>;
 }
-
-#[cfg(test)]
-mod tests;

@@ -71,7 +71,7 @@ impl Shared {
 }
 
 /// The whole operation, blocking.
-pub(super) fn transfer(mut op: Op, fd: RawFd) -> io::Result<()> {
+fn transfer(mut op: Op, fd: RawFd) -> io::Result<()> {
     loop {
         if let Progress::Ended(result) = { advance_once(&mut op, fd) } {
             return result;
@@ -157,8 +157,6 @@ impl Device for ThreadsDevice {
     }
 
     fn add_memory(&mut self, _memory: Span) {}
-
-    fn remove_memory(&mut self, _memory: Span) {}
 
     fn capacity(&self) -> usize {
         256

@@ -72,10 +72,6 @@ impl Device for ThrottledDevice {
         self.below.add_memory(memory);
     }
 
-    fn remove_memory(&mut self, memory: Span) {
-        self.below.remove_memory(memory);
-    }
-
     fn capacity(&self) -> usize {
         self.below.capacity()
     }

@@ -116,14 +116,14 @@ impl Spans {
 }
 
 /// What became of one attempt.
-pub(super) enum Progress {
+pub enum Progress {
     /// Ask again with the operation as it is now.
     Again,
     Ended(io::Result<()>),
 }
 
 /// Takes the kernel's answer (bytes or negative errno) to one attempt of `op`, and moves `op` behind what was transferred.
-pub(super) fn advance(op: &mut Op, answer: i32) -> Progress {
+pub fn advance(op: &mut Op, answer: i32) -> Progress {
     if answer < 0 {
         return match -answer {
             libc::EINTR | libc::EAGAIN => Progress::Again,

@@ -263,7 +263,7 @@ impl Device for UringDevice {
                 iov_base: piece.start.cast(),
                 iov_len: piece.len,
             };
-            // SAFETY: the memory stays mapped until `remove_memory`: the contract of `add_memory`.
+            // SAFETY: the memory stays mapped as long as the device: the contract of `add_memory`.
             let registered = unsafe {
                 self.ring
                     .submitter()
@@ -272,24 +272,6 @@ impl Device for UringDevice {
             // What cannot be pinned (RLIMIT_MEMLOCK) is named by each operation instead.
             if registered.is_ok() {
                 self.buffers[index] = Some(piece);
-            }
-        }
-    }
-
-    fn remove_memory(&mut self, memory: Span) {
-        let end = memory.start.wrapping_add(memory.len);
-        for (index, buffer) in self.buffers.iter_mut().enumerate() {
-            if buffer.is_some_and(|piece| piece.start >= memory.start && piece.start < end) {
-                let nothing = libc::iovec {
-                    iov_base: std::ptr::null_mut(),
-                    iov_len: 0,
-                };
-                let submitter = self.ring.submitter();
-                // SAFETY: an empty entry takes the place of the piece. Left registered on failure, it only keeps memory pinned.
-                let emptied =
-                    unsafe { submitter.register_buffers_update(index as u32, &[nothing], None) };
-                drop(emptied);
-                *buffer = None;
             }
         }
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How a store is opened, and the start of its I/O thread on the device that was asked for.
 
+use std::fmt::Debug;
 use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,8 +11,6 @@ use std::time::{Duration, Instant};
 
 use crate::clock::Clock;
 use crate::device::{Device, ThreadsDevice, ThrottledDevice, UringDevice};
-#[cfg(any(test, feature = "faults"))]
-use crate::device::{Faults, FaultyDevice};
 use crate::engine::Engine;
 use crate::error::{Result, StoreError, invalid};
 use crate::format::Namespace;
@@ -31,15 +30,18 @@ pub enum Purpose {
     ReadOnly,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A device that the opener brings: one that fails on purpose, for tests.
+pub trait OtherDevice: Debug + Send + Sync {
+    fn open(&self) -> Box<dyn Device>;
+}
+
+#[derive(Clone, Debug)]
 pub enum EngineChoice {
     /// io_uring, and threads where it is missing.
     Auto,
     Uring,
     Threads,
-    /// Fails on purpose.
-    #[cfg(any(test, feature = "faults"))]
-    Faulty(Faults),
+    Other(Arc<dyn OtherDevice>),
 }
 
 /// How a store is opened.
@@ -196,11 +198,11 @@ fn make_engine(choice: &EngineChoice) -> Result<(Box<dyn Device>, String)> {
         })?))
     };
     match choice {
-        #[cfg(any(test, feature = "faults"))]
-        EngineChoice::Faulty(faults) => Ok((
-            Box::new(FaultyDevice::new(faults.clone())),
-            "faults on purpose".into(),
-        )),
+        EngineChoice::Other(other) => {
+            let device = other.open();
+            let name = device.name().into();
+            Ok((device, name))
+        }
         EngineChoice::Threads => Ok((threads()?, "threads".into())),
         EngineChoice::Uring => match UringDevice::open() {
             Ok(device) => Ok((Box::new(device), "io_uring".into())),

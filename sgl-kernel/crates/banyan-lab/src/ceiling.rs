@@ -14,10 +14,11 @@ use std::time::{Duration, Instant};
 
 use banyan_shm::memory::SharedMemory;
 
-use crate::buffer::AlignedBytes;
-use crate::device::{Action, Completion, Device, FileId, Op, Span, Spans, UringDevice};
-use crate::error::{Doing, Result, StoreError, invalid};
-use crate::files::{Use, open_direct};
+use banyan_store::buffer::AlignedBytes;
+use banyan_store::device::{Action, Completion, Device, FileId, Op, Span, Spans, UringDevice};
+use banyan_store::error::{Doing, Result, StoreError};
+use banyan_store::files::{Use, open_direct};
+use banyan_store::owned::{self, Way};
 
 /// Written bytes between two syncs, as in the store.
 const SYNC_BYTES: u64 = 64 << 20;
@@ -78,7 +79,10 @@ pub fn measure(
     let len = file.metadata().doing("size", path)?.len();
     if num_requests == 0 || depth == 0 || len < request_bytes * num_requests {
         let wanted = request_bytes * num_requests;
-        return invalid!("{} has {len} bytes, not {wanted}", path.display());
+        return Err(StoreError::Invalid(format!(
+            "{} has {len} bytes, not {wanted}",
+            path.display()
+        )));
     }
     let memory = Allocated::new(memory, (request_bytes * num_requests) as usize)?;
     Run::new(
@@ -212,7 +216,7 @@ fn gcd(a: u64, b: u64) -> u64 {
 
 /// Makes a file for `measure`, every block of it written once.
 pub fn prepare(path: &Path, num_bytes: u64) -> Result<()> {
-    let file = crate::owned::open(path, crate::owned::Way::Create).doing("create", path)?;
+    let file = owned::open(path, Way::Create).doing("create", path)?;
     file.set_len(0).doing("empty", path)?;
     let chunk: Vec<u8> = (0..1u32 << 20)
         .map(|byte| (byte.wrapping_mul(2_654_435_761) >> 13) as u8)
@@ -227,7 +231,6 @@ pub fn prepare(path: &Path, num_bytes: u64) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Scratch;
     use std::collections::HashSet;
 
     #[test]
@@ -235,22 +238,6 @@ mod tests {
         for count in [1, 2, 7, 64, 1000] {
             let seen: HashSet<u64> = (0..count).map(|step| shuffled(step, count)).collect();
             assert_eq!(seen.len() as u64, count);
-        }
-    }
-
-    #[test]
-    fn ceiling_when_measured_then_every_request_was_made() {
-        let scratch = Scratch::new();
-        let path = scratch.path("plain");
-        prepare(&path, 64 * 4096).unwrap();
-        for kind in [Kind::Read, Kind::DurableWrite] {
-            if UringDevice::open().is_ok() {
-                for memory in [Memory::Shared, Memory::Private] {
-                    let taken = measure(&path, kind, 4096, 64, 8, memory).unwrap();
-                    assert!(taken > Duration::ZERO);
-                }
-            }
-            assert!(measure(&path, kind, 4096, 65, 8, Memory::Private).is_err());
         }
     }
 }

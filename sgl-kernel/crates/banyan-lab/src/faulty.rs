@@ -8,16 +8,16 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::threads::transfer;
-use super::transfer::{Progress, advance};
-use super::{Action, Completion, Device, FileId, Op, Span, Spans, Wake};
-use crate::buffer::AlignedBytes;
+use banyan_store::buffer::AlignedBytes;
+use banyan_store::device::{
+    Action, Completion, Device, FileId, Op, Progress, Span, Spans, Wake, advance,
+};
+use banyan_store::store::{EngineChoice, OtherDevice};
 
 /// How long a read that hangs is without an answer.
 pub const HANG: Duration = Duration::from_secs(1);
@@ -66,6 +66,17 @@ impl Faults {
             }
         }
         Ok(faults)
+    }
+
+    /// What a store is opened with to run on such a device.
+    pub fn engine(self) -> EngineChoice {
+        EngineChoice::Other(Arc::new(self))
+    }
+}
+
+impl OtherDevice for Faults {
+    fn open(&self) -> Box<dyn Device> {
+        Box::new(FaultyDevice::new(self.clone()))
     }
 }
 
@@ -210,18 +221,11 @@ impl FaultyDevice {
     fn read_stored(&self, op: Op, spans: Spans, len: usize) -> io::Result<()> {
         let file = self.file(op.file);
         let end = file.metadata()?.len();
-        let bytes = AlignedBytes::new(len);
+        let mut bytes = AlignedBytes::new(len);
         let inside = end.saturating_sub(op.offset).min(len as u64) as usize;
         let inside = inside - inside % SECTOR_BYTES;
         if inside > 0 {
-            let span = bytes.span(0, inside);
-            transfer(
-                Op {
-                    action: Action::Read(Spans::one(span)),
-                    ..op
-                },
-                file.as_raw_fd(),
-            )?;
+            file.read_exact_at(&mut bytes.bytes_mut()[..inside], op.offset)?;
         }
         scatter(spans, 0, &bytes.bytes()[..len]);
         Ok(())
@@ -328,8 +332,6 @@ impl Device for FaultyDevice {
     }
 
     fn add_memory(&mut self, _memory: Span) {}
-
-    fn remove_memory(&mut self, _memory: Span) {}
 
     fn capacity(&self) -> usize {
         64

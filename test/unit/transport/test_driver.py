@@ -9,9 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from banyan.transport.cuda_ipc import cuda_python
-from banyan.transport.cuda_ipc.cuda_python import CudaDriver
-from banyan.transport.cuda_ipc.driver import DriverError
+from banyan.transport.cuda_ipc import driver as calls
+from banyan.transport.cuda_ipc.driver import CudaDriver, DriverError
 
 
 class Result(IntEnum):
@@ -40,7 +39,7 @@ def bindings(**calls):
 
 
 def calls_in_source():
-    for node in ast.walk(ast.parse(inspect.getsource(cuda_python))):
+    for node in ast.walk(ast.parse(inspect.getsource(calls))):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "_call":
             yield node.args[0].value, len(node.args) - 1
 
@@ -55,7 +54,7 @@ def test_call_when_compared_with_the_bindings_then_it_takes_that_many_arguments(
 
 def test_constants_when_compared_with_the_bindings_then_they_exist():
     real = pytest.importorskip("cuda.bindings.driver")
-    for node in ast.walk(ast.parse(inspect.getsource(cuda_python))):
+    for node in ast.walk(ast.parse(inspect.getsource(calls))):
         if isinstance(node, ast.Attribute) and node.attr.startswith("CU_"):
             assert hasattr(getattr(real, node.value.attr), node.attr), node.attr
 

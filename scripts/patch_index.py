@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints ``docs/patches.md``: ``python -m banyan.cli.patch_index > docs/patches.md``."""
+"""The text of ``docs/patches.md`` and the tables of features and of patches."""
 
 from __future__ import annotations
 
@@ -74,7 +74,3 @@ def _row(patch: patches.Patch) -> str:
         f"| {patch.name} | {patch.kind} | {where} | {'<br>'.join((own, *others))} | "
         f"{'<br>'.join((patch.why, *reasons))} | {patch.remove_when} |"
     )
-
-
-if __name__ == "__main__":
-    print(page(), end="")

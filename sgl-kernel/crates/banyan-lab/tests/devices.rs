@@ -5,7 +5,14 @@ use std::collections::HashSet;
 use std::fs::OpenOptions;
 use std::path::PathBuf;
 
-use super::*;
+use std::fs::File;
+use std::sync::Arc;
+use std::time::Duration;
+
+use banyan_lab::{Faults, FaultyDevice};
+use banyan_store::device::{
+    Action, Completion, Device, Op, Span, Spans, ThreadsDevice, UringDevice,
+};
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -96,7 +103,6 @@ fn device_when_written_synced_and_read_then_the_same_bytes() {
         unsafe { device.push(read) };
         assert!(finish(&mut *device, 1)[0].result.is_ok());
         assert_eq!(back, memory, "{name}");
-        device.remove_memory(Span::of(&mut memory));
         device.remove_file(file);
         std::fs::remove_file(path).unwrap();
     }
