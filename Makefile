@@ -69,7 +69,8 @@ pressure: setup ## a model of hits when the working set exceeds the pools (minut
 loom: setup ## model-check the lease protocol
 	@$(PY) -m pytest test/native/test_loom.py -q
 
-fuzz: setup ## draw anew what every property test draws, then requests to a running server: make fuzz EXAMPLES=1000 FUZZ_SECONDS=300
+fuzz: setup ## changed messages to every reader, what property tests draw, then requests to a server: make fuzz INPUTS=1000000 EXAMPLES=1000 FUZZ_SECONDS=300
+	@$(PY) -m benchmark.byte_fuzz --inputs $(or $(INPUTS),1000000)
 	@EXAMPLES=$(or $(EXAMPLES),1000) $(PY) -m pytest -q --hypothesis-profile=fuzz --hypothesis-seed=random --timeout=0 \
 	    $$(grep -rl '^from hypothesis' test/property test/native test/sglang_plugin test/unit test/lab --include='test_*.py')
 	@$(PY) -m benchmark.http_fuzz --seconds $(or $(FUZZ_SECONDS),300) $(ARGS)

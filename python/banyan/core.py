@@ -6,6 +6,7 @@ The words are those of ``docs/glossary.md``.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -134,6 +135,9 @@ PORTS_OF_A_PAGE_SERVER = 2
 """The page server's own, and behind it the one that its bytes come from."""
 
 
+_ADDRESS = re.compile(r"(?:\[(?P<ipv6>[^\s\[\]]{1,255})\]|(?P<name>[^\s\[\]:]{1,255})):(?P<port>[0-9]{1,5})")
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """Where a node's page servers are: a host, and the port of the first.
@@ -162,8 +166,7 @@ class Address:
         Raises:
             ValueError: for anything else.
         """
-        host, _, port = text.rpartition(":")
-        host = host.removeprefix("[").removesuffix("]")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65535:
-            raise ValueError(f"{text!r} is no HOST:PORT")
-        return cls(host, int(port))
+        said = _ADDRESS.fullmatch(text)
+        if said is None or not 0 < int(said["port"]) < 65535:
+            raise ValueError(f"{text[:64]!r} is no HOST:PORT")
+        return cls(said["ipv6"] or said["name"], int(said["port"]))

@@ -27,6 +27,8 @@ ENTRY = struct.Struct("<Q32sQ16x")
 """Order of entering, key, checksum. Order 0: struck."""
 ORDER = struct.Struct("<Q")
 STRUCK = 0
+MOST_ORDER = (1 << 63) - 1
+"""More than a writer comes to: a number beyond it was damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class IndexFile:
             HEADER.pack_into(self._memory, 0, *header)
             return []
         table = enumerate(ENTRY.iter_unpack(self._memory[HEADER_BYTES : self.num_bytes(self._num_frames)]))
-        valid = sorted(((*row, frame) for frame, row in table if row[0] != STRUCK), key=itemgetter(0))
+        valid = sorted(((*row, frame) for frame, row in table if STRUCK < row[0] <= MOST_ORDER), key=itemgetter(0))
         self._last_order = valid[-1][0] if valid else STRUCK
         return [Entry(frame, PageKey(key.hex()), checksum) for _, key, checksum, frame in valid]
 

@@ -23,9 +23,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
+from banyan.decoding import decoded
 from banyan.owner import open_own
 
 MEMORY_NAME = "weights-digests"
@@ -60,11 +62,17 @@ class FileDigests:
     obstacle: str
 
 
+_Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
 class _Known(msgspec.Struct, array_like=True):
     """What is remembered of a file, in hexadecimal."""
 
     sample: str
-    digest: str
+    digest: _Sha256
+
+
+_decoder = msgspec.json.Decoder(dict[str, _Known])
 
 
 def file_digests(paths: Sequence[Path], memory: Path | None) -> FileDigests:
@@ -78,7 +86,7 @@ def file_digests(paths: Sequence[Path], memory: Path | None) -> FileDigests:
         return _computed(paths, {}, "this user has no folder for caches")
     try:
         with _locked(memory) as handle:
-            known = _recalled(handle)
+            known = recalled(handle)
             answer = _computed(paths, known, "")
             _remember(handle, known)
             return answer
@@ -180,10 +188,10 @@ def _lock(handle: int) -> None:
             raise _Unusable(error.strerror or str(error)) from error
 
 
-def _recalled(handle: int) -> dict[str, _Known]:
+def recalled(handle: int) -> dict[str, _Known]:
     """What is remembered, the last used last. What cannot be read is nothing: it is computed again."""
     try:
-        return msgspec.json.decode(os.pread(handle, MAX_MEMORY_BYTES, 0), type=dict[str, _Known])
+        return decoded(_decoder, os.pread(handle, MAX_MEMORY_BYTES, 0))
     except (OSError, msgspec.DecodeError):
         return {}
 

@@ -38,6 +38,17 @@ def test_entries_when_a_successor_enters_more_then_those_come_last(memory: bytea
     assert [entry.frame for entry in opened(memory).entries(OURS)] == [3, 0]
 
 
+def test_entries_when_an_order_is_damaged_then_that_page_is_none_and_the_next_is_entered(memory: bytearray) -> None:
+    first = opened(memory)
+    first.entries(OURS)
+    first.enter([3, 1], [key(1), key(2)], [11, 12])
+    ORDER.pack_into(memory, HEADER_BYTES + ENTRY.size, 2**64 - 1)
+    second = opened(memory)
+    assert [entry.frame for entry in second.entries(OURS)] == [3]
+    second.enter([0], [key(3)], [13])
+    assert [entry.frame for entry in opened(memory).entries(OURS)] == [3, 0]
+
+
 def test_entries_when_of_another_namespace_then_struck_for_good(memory: bytearray) -> None:
     index_file = opened(memory)
     index_file.entries(OURS)

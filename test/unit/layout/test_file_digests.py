@@ -129,12 +129,20 @@ def test_memory_when_somebody_else_could_have_written_it_then_it_is_not_believed
         assert memory.read_bytes() == poison, "what is not ours is not written either"
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"a": 1}', b"\xff" * 100])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[1]", b'{"a": 1}', b"\xff" * 100, b'{"\xc1": ["", ""]}', b'{"a":' + b"[" * 5000]
+)
 def test_memory_when_it_is_damaged_then_it_is_made_anew(weights: Path, memory: Path, content: bytes) -> None:
     right = file_digests([weights], memory)
     memory.write_bytes(content)
     assert file_digests([weights], memory) == FileDigests(right.digests, SIZE, pytest.approx(0, abs=60), "")
     assert file_digests([weights], memory).num_read_bytes == 0
+
+
+def test_memory_when_a_digest_in_it_is_none_then_it_is_made_anew(weights: Path, memory: Path) -> None:
+    right = file_digests([weights], memory)
+    memory.write_bytes(memory.read_bytes().replace(right.digests[0].hex().encode(), b"zz" * 32))
+    assert file_digests([weights], memory).digests == right.digests
 
 
 def test_memory_when_full_then_what_was_used_last_stays(tmp_path: Path, memory: Path, monkeypatch) -> None:
