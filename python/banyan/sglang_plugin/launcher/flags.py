@@ -266,6 +266,7 @@ def kinds(args: Any, wanted: Config, layout: Layout, model: ModelFacts) -> KindF
         has_side_states=model.has_side_states,
         algorithm=args.speculative_algorithm,
         disaggregation_mode=args.disaggregation_mode,
+        is_context_parallel=modes(args).is_context_parallel,
         deals_with_nodes=wanted.deals_with_nodes,
         keeps_arena=bool(wanted.keep_host_arena),
         asked_store=asked_scheme(wanted),
@@ -289,6 +290,9 @@ def modes(args: Any) -> ModeFacts:
     return ModeFacts(
         attn_cp_size=args.attn_cp_size,
         enable_prefill_cp=args.enable_prefill_cp,
+        divides_kv=args.enable_dsa_cache_layer_split or args.enable_kv_cache_sharding,
+        algorithm=args.speculative_algorithm,
+        disaggregation_mode=args.disaggregation_mode,
         dcp_size=args.dcp_size,
         enable_pdmux=args.enable_pdmux,
         dllm_algorithm=args.dllm_algorithm,
