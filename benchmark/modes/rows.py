@@ -334,6 +334,11 @@ def _needing() -> tuple[Mode, ...]:
 
     return (
         row("expert parallelism over DeepEP, two-batch overlap", "GPUs and DeepEP", "--moe-a2a-backend", "deepep"),
+        row(
+            "context-parallel prefills",
+            GPU,
+            *("--tp", "2", "--attn-cp-size", "2", "--enable-prefill-cp", "--cp-strategy", "interleave"),
+        ),
         row("page sizes that a kernel chooses (FlashMLA, trtllm-mla)", GPU, "--attention-backend", "flashmla"),
         row(
             "deterministic inference on other kernels",
