@@ -18,8 +18,9 @@ PAGE_TOKENS = 16
 START_TIMEOUT_S = 600.0
 ROUTER_START_TIMEOUT_S = 180.0
 SERVER_ARGS = (*CPU_ENGINE, "--page-size", str(PAGE_TOKENS), "--context-length", "4096", "--sleep-on-idle")
-PAIR_ARGS = (*SERVER_ARGS, "--disaggregation-transfer-backend", "nixl")
 PAIR_ENV = (
+    # Mooncake would look for RDMA.
+    ("MC_FORCE_TCP", "1"),
     # Without InfiniBand, a process with a UCX backend ends in a fault of a library's destructor.
     ("UCX_MODULES", "^ib"),
     # A page outside of allocator, tree and requests ends the server.
@@ -32,7 +33,7 @@ PAIR_ENV = (
 class Pair:
     """One decode server on one core, and one or more prefill servers on the other. ``store``: the folder that they
     share, for kinds that do. ``prefill_ranks``: for each prefill server how many ranks it has; ``num_shards``: of each
-    rank; ``kind``: how each of them is started."""
+    rank; ``transfer``: what carries the hand-over; ``kind``: how each of them is started."""
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class Pair:
         prefill_ranks: Sequence[int] = (1,),
         decode_ranks: int = 1,
         num_shards: int = 1,
+        transfer: str = "nixl",
         store: Path | None = None,
         prefill_args: Sequence[str] = (),
         decode_args: Sequence[str] = (),
@@ -57,7 +59,8 @@ class Pair:
         tiers = ("--banyan-host-gb", "0.5", "--banyan-store", str(store), "--banyan-store-gb", "4") if store else ()
 
         def start(mode: str, number: int, num_ranks: int, args: Sequence[str]) -> Server:
-            args = (*PAIR_ARGS, *tiers, "--disaggregation-mode", mode, "--tp", str(num_shards), *args)
+            role = ("--disaggregation-mode", mode, "--disaggregation-transfer-backend", transfer)
+            args = (*SERVER_ARGS, *tiers, *role, "--tp", str(num_shards), *args)
             num_processes = num_ranks * num_shards
             first_core = int(mode == "decode" and num_processes == 1)
             variables = (*cpu_env(dp=num_processes, first_core=first_core), *PAIR_ENV, *env)

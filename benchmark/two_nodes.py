@@ -17,11 +17,17 @@ from pathlib import Path
 
 from benchmark.servers import Server, ServerSpec, free_port
 
-CLONE_NEWNET = 0x40000000
+CLONE_NEWNET, CLONE_NEWNS = 0x40000000, 0x00020000
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 DEVICES = ("node0", "node1")
 TOOLS = ("unshare", "nsenter", "ip", "mount")
-_BEGIN = "mount -t tmpfs tmpfs /dev/shm && ip link set lo up && echo begun && exec sleep infinity"
+DEVICES_SEEN = ("mount", "-t", "sysfs", "sysfs", "/sys")
+"""Libraries look for network devices there, and what was mounted elsewhere shows those of elsewhere."""
+
+_BEGIN = (
+    f"mount -t tmpfs tmpfs /dev/shm && {' '.join(DEVICES_SEEN)} && ip link set lo up && echo begun && "
+    "exec sleep infinity"
+)
 
 
 def is_possible() -> bool:
@@ -41,8 +47,10 @@ class TwoNodes:
 
     def __init__(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.unshare(CLONE_NEWNET):
+        if libc.unshare(CLONE_NEWNET | CLONE_NEWNS):
             raise OSError(ctypes.get_errno(), "unshare")
+        _run(("mount", "--make-rprivate", "/"))
+        _run(DEVICES_SEEN)
         self._second = subprocess.Popen(
             ["unshare", "--net", "--mount", "sh", "-c", _BEGIN], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
         )

@@ -31,15 +31,18 @@ def answers(
     """What the pair of a row says to these prompts, and to a next turn of each. Its prefill server's pool is so small
     that they have left it by then."""
     shutil.rmtree(folder / "store", ignore_errors=True)
+    of_both = mode.flags[: mode.flags.index("--disaggregation-transfer-backend")]
     pair = Pair(
         "on",
         "on",
         model,
         folder,
-        num_shards=int(mode.flags[mode.flags.index("--tp") + 1]) if "--tp" in mode.flags else 1,
+        num_shards=int(of_both[of_both.index("--tp") + 1]) if "--tp" in of_both else 1,
+        transfer=mode.flags[len(of_both) + 1],
         store=folder / "store",
-        prefill_args=("--banyan-plan", "move", "--max-total-tokens", str(mode.pool_tokens)),
+        prefill_args=(*of_both, "--banyan-plan", "move", "--max-total-tokens", str(mode.pool_tokens)),
         decode_args=(
+            *of_both,
             *("--max-total-tokens", str(DECODE_POOL_TOKENS)),
             # Else it reserves host memory for what it retracts, 10 GiB and more.
             *("--disaggregation-decode-retraction-backup", "cpu_tensor"),

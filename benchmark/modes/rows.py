@@ -182,8 +182,8 @@ def _stateful() -> tuple[Mode, ...]:
 
 
 def _paired() -> tuple[Mode, ...]:
-    def row(name: str, *flags: str) -> Mode:
-        own = ("--disaggregation-transfer-backend", "nixl", "--banyan-store", STORE)
+    def row(name: str, *flags: str, transfer: str = "nixl", **other: object) -> Mode:
+        own = ("--disaggregation-transfer-backend", transfer, "--banyan-store", STORE)
         return Mode(
             name=name,
             flags=(*flags, *own),
@@ -193,11 +193,16 @@ def _paired() -> tuple[Mode, ...]:
             alone=(*ONE_RANK, *flags),
             pool_tokens=900,
             source="host",
+            **other,  # type: ignore[arg-type]
         )
 
     return (
         row("prefill/decode pairs"),
         row("prefill/decode pairs of two shards", "--tp", "2"),
+        # Without its last flag SGLang's decode servers exchange logits in a way that gloo does not know.
+        row("prefill/decode pairs of ranks in step", *IN_STEP_TOO, "--enable-dp-lm-head", model="moe"),
+        row("prefill/decode pairs by Mooncake", transfer="mooncake"),
+        row("prefill/decode pairs by Mooncake, of two shards", "--tp", "2", transfer="mooncake"),
     )
 
 
@@ -275,7 +280,10 @@ def _refused() -> tuple[Mode, ...]:
         row("replicas on several nodes", *two, "--nnodes", "2", "--dist-init-addr", "127.0.0.1:29999"),
         row("more than 64 member slots", "--tp", "4", "--dp", "16", "--banyan-host-gb", "1"),
         row("data-parallel attention of a dense Llama", *IN_STEP_TOO),
-        row("context-parallel attention", "--tp", "2", "--attn-cp-size", "2"),
+        row(
+            "context-parallel prefills with a divided cache",
+            *("--tp", "2", "--attn-cp-size", "2", "--enable-dsa-cache-layer-split"),
+        ),
         row("context-parallel decode", "--tp", "2", "--dcp-size", "2"),
         row("pages of one token", *two, "--page-size", "1"),
         row(
@@ -294,8 +302,8 @@ def _refused() -> tuple[Mode, ...]:
         row("memory saver", *two, "--enable-memory-saver"),
         row("page-major layout", *two, "--enable-page-major-kv-layout"),
         row(
-            "prefill/decode pairs over another transfer than NIXL",
-            *(*two, "--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "mooncake"),
+            "prefill/decode pairs over another transfer",
+            *(*two, "--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "mori"),
         ),
         row("drafts of another kind", *two, "--speculative-algorithm", "DFLASH"),
         row("drafts with a layer for each step", *two, *EAGLE, "--enable-multi-layer-eagle"),
@@ -326,6 +334,11 @@ def _needing() -> tuple[Mode, ...]:
 
     return (
         row("expert parallelism over DeepEP, two-batch overlap", "GPUs and DeepEP", "--moe-a2a-backend", "deepep"),
+        row(
+            "context-parallel prefills",
+            GPU,
+            *("--tp", "2", "--attn-cp-size", "2", "--enable-prefill-cp", "--cp-strategy", "interleave"),
+        ),
         row("page sizes that a kernel chooses (FlashMLA, trtllm-mla)", GPU, "--attention-backend", "flashmla"),
         row(
             "deterministic inference on other kernels",

@@ -18,11 +18,12 @@ RENAMED = {
     "--mamba-scheduler-strategy": "--mamba-radix-cache-strategy",
     "--enable-nsa-prefill-context-parallel": "--enable-prefill-cp",
     "--enable-dsa-prefill-context-parallel": "--enable-prefill-cp",
+    "--dsa-prefill-cp-mode": "--cp-strategy",
 }
 """Flags of other releases, by what the pinned one calls them."""
 
-GONE = ("--dsa-prefill-cp-mode",)
-"""Flags with a value that the pinned release has not."""
+CP_MODES = {"round-robin-split": "interleave", "in-seq-split": "zigzag"}
+"""Values of ``--dsa-prefill-cp-mode``, by those of ``--cp-strategy``. The pinned release has no default for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +91,9 @@ def of_folder(folder: Path) -> list[Line]:
 def _as_now(words: Sequence[str], stubs: dict[str, Path]) -> tuple[str, ...]:
     """As the pinned release spells them; ``{name}`` is the folder of that configuration."""
     named = [re.sub(r"\{([\w.-]+)\}", lambda found: str(stubs[found[1]]), word) for word in words]
-    kept = [
-        RENAMED.get(word, word)
-        for number, word in enumerate(named)
-        if word not in GONE and (number == 0 or named[number - 1] not in GONE)
-    ]
+    kept = [CP_MODES.get(word, RENAMED.get(word, word)) for word in named]
+    if "--enable-prefill-cp" in kept and "--cp-strategy" not in kept:
+        kept += ("--cp-strategy", "interleave")
     return tuple(kept)
 
 

@@ -19,10 +19,30 @@ what ranks check when they start (their pools, the driver) is not seen, and none
 
 """
 
+REMAINING = """
+## What the refused lines would take
+
+- **No radix cache**: `--disable-radix-cache` is the user's own flag: there is no prefix to share.
+- **DeepSeek-V4**: a page is 256 tokens of KV that is compressed at two rates, an indexer's keys and a window, beside
+  states of the compressor that lie with the request. It takes a description of its pools as extents of one page, and
+  hooks where they are made.
+- **Inkling**: it has pages of three kinds: full ones, windows, and states of convolutions. Pools (`two_kinds`), rank
+  table and arena count one kind beside the full pages.
+- **DFLASH, DSPARK**: rows of the draft lie at the model's slots, and SGLang fills some a step late: pages may be
+  offered only behind that. A draft with windows keeps them in a ring of each request, which no page has.
+- **Pages of one token**: SGLang has another allocator for them, without pages; the quarantine and the index of pages
+  would have to know slots. LFM2.5 needs them, too: SGLang keeps its states for such pages only.
+- **Pipeline parallelism**: stages look up by themselves and step at different times. What the first one promises the
+  others would have to lease before it computes.
+- **Diffusion models**: a batch takes promised pages and never fetches them: a hook where such batches are made.
+- **HiCache beside Banyan**: both would write and evict the tail of a prefix. The refusal names the flags by which
+  Banyan's arena and store take its place.
+"""
+
 
 def page(found: Found, where: str) -> str:
     """The whole page. ``where``: commit, day and machine."""
-    return HEAD + _counts(found, where) + _families(found) + _reasons(found)
+    return HEAD + _counts(found, where) + _families(found) + _reasons(found) + REMAINING
 
 
 def summary(found: Found) -> str:

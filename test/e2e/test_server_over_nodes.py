@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One server over two nodes (``--nnodes 2``): two machines, as far as network and shared memory tell."""
+"""Servers over two nodes (``--nnodes 2``), alone and in a pair: two machines, as far as network and shared memory
+tell."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,8 @@ from banyan.layout import cacheable_tokens
 from banyan.routing import Reason
 from benchmark import two_nodes
 from benchmark.modes import asking, models
-from benchmark.servers import ServerSpec, cpu_env, wait_ready
-from benchmark.two_nodes import TwoNodes
+from benchmark.servers import ServerSpec, cpu_env, free_port, wait_ready
+from benchmark.two_nodes import ADDRESSES, TwoNodes
 
 pytestmark = [
     pytest.mark.e2e,
@@ -180,3 +182,83 @@ def test_rank_when_a_server_over_two_nodes_is_started_again_then_each_nodes_stor
     assert [said for said, _ in restarted] == [said for said, _ in computed]
     # Only the first node says what it has stored: of the last prompt the second may not have all.
     assert [cached["storage"] for _, cached in restarted[:2]] == [whole_pages(ids) for ids in prompts[:2]]
+
+
+ANSWER_TOKENS = 40
+STEP = (
+    *("--tp", "2", "--attn-dp-size", "2", "--max-total-tokens", "6000", "--banyan-host-gb", "0.25"),
+    # Else SGLang's decode servers exchange logits in a way that gloo does not know.
+    "--enable-dp-lm-head",
+    # KV that was generated rounds in another way than KV that is computed with a prompt; so that no token shows it.
+    *("--dtype", "float32"),
+)
+# The ranks on the second node say on the first where they listen.
+REACHED = ("--host", "0.0.0.0")
+HAND_OVERS = (("UCX_MODULES", "^ib"), ("UCX_TLS", "tcp"), ("MC_FORCE_TCP", "1"))
+
+
+class PairOverNodes:
+    """A prefill and a decode server, either of two ranks in step, one on each node. Asks without a router; what it does
+    must be done on the first node."""
+
+    def __init__(self, prefill: OverNodes, decode: OverNodes, bootstrap_port: int) -> None:
+        self.prefill, self.decode, self._port = prefill, decode, bootstrap_port
+        self._rooms = itertools.count(1)
+
+    def ask(self, ids: list[int], ranks: tuple[int, int], **more: Any) -> tuple[list[int], int]:
+        """What the decode server's rank, the second of ``ranks``, says to a prompt that the first computes, and how
+        many of its tokens that found."""
+        meeting = {"bootstrap_host": ADDRESSES[0], "bootstrap_port": self._port, "bootstrap_room": next(self._rooms)}
+        sampling = {**asking.GREEDY, "max_new_tokens": ANSWER_TOKENS}
+        body = {"input_ids": ids, "sampling_params": sampling, **meeting, **more}
+        # Its threads are on this thread's node.
+        with ThreadPoolExecutor(2) as both:
+            halves = [
+                both.submit(server.post, "/generate", {**body, "routed_dp_rank": rank})
+                for server, rank in zip((self.prefill, self.decode), ranks, strict=True)
+            ]
+            computed, answer = (half.result() for half in halves)
+        return answer["output_ids"], computed["meta_info"]["cached_tokens"]
+
+
+@contextmanager
+def pair_over_nodes(there: OnFirstNode, engine: str, folder: Path) -> Iterator[PairOverNodes]:
+    bootstrap_port = there(free_port)
+    store = ("--banyan-store", str(folder / "store"), "--banyan-store-gb", "1")
+    common = (*FLAGS, *STEP, *REACHED, *store, "--disaggregation-transfer-backend", engine)
+    retracted = ("--disaggregation-decode-retraction-backup", "cpu_tensor")
+    modes = {
+        "prefill": ("--disaggregation-bootstrap-port", str(bootstrap_port)),
+        "decode": retracted,
+    }
+    with ExitStack() as stack:
+        servers = []
+        for core, (mode, own) in enumerate(modes.items()):
+            env = (*cpu_env(dp=1, first_core=core), *ENV, *HAND_OVERS)
+            spec = ServerSpec(mode, 1, "on", (*common, "--disaggregation-mode", mode, *own), env)
+            serving_both = serving(there, [spec, spec], models.ensure(models.MOE), folder)
+            servers.append(stack.enter_context(serving_both))
+        yield PairOverNodes(*servers, bootstrap_port)
+
+
+@pytest.mark.parametrize("engine", ["nixl", "mooncake"])
+def test_next_turn_when_both_servers_of_a_pair_lie_on_two_nodes_then_each_prefill_rank_finds_the_answer(
+    engine, there, tmp_path, asked
+):
+    with pair_over_nodes(there, engine, tmp_path) as pair:
+        # The prefill server's rank, and the decode server's: on one node, and on two.
+        turns = {ranks: next(asked) for ranks in ((0, 0), (1, 1), (0, 1), (1, 0))}
+        num_answer_pages = 0
+        for ranks, ids in turns.items():
+            said, _ = there(pair.ask, ids, ranks)
+            turns[ranks] = [*ids, *said]
+            # Without the last token of the answer, which no page holds yet.
+            num_answer_pages += (len(turns[ranks]) - 1) // PAGE - len(ids) // PAGE
+        there(pair.decode.settle, "archived_pages", num_answer_pages)
+        for ranks, turn in turns.items():
+            # Each answer is a step, in which a rank takes in what others have announced.
+            there(pair.prefill.ranks)
+            again, found = there(pair.ask, [*turn, *turn[:30]], ranks)
+            assert found >= (len(turn) - 1) // PAGE * PAGE, ranks
+            right, computed = there(pair.ask, [*turn, *turn[:30]], ranks, cache_salt="expected")
+            assert again == right and computed == 0, ranks

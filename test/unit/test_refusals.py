@@ -99,7 +99,7 @@ def test_refusals_when_several_facts_are_bad_then_all_are_said_at_once():
 
 def test_facts_when_a_field_is_added_then_it_has_a_refusal_here():
     covered = {*BAD, *BAD_PAIR, *BAD_DECODE, "expandable_segments", "sizes_pool_after_capture", "has_arena"}
-    covered |= {"hicache_size", "disaggregation_mode", "load_balance_method", "policy", "dp_size"}
+    covered |= {"hicache_size", "disaggregation_mode", "load_balance_method", "policy", "num_ranks"}
     assert {field.name for field in fields(ServerFacts)} == covered
 
 
@@ -120,8 +120,7 @@ def test_memory_refusal_when_the_pool_does_not_fit_then_both_sizes_are_said():
 
 
 BAD_PAIR = {
-    "num_nodes": (2, "--nnodes 2", "--nnodes 1"),
-    "disaggregation_transfer_backend": ("mooncake", "--disaggregation-transfer-backend mooncake", "nixl"),
+    "disaggregation_transfer_backend": ("mori", "--disaggregation-transfer-backend mori", "backend nixl"),
     "switches_roles": (True, "--enable-pd-role-switch", "drop that flag"),
     "store_admit": ("second", "--banyan-store-admit second", "use first"),
 }
@@ -134,8 +133,9 @@ BAD_DECODE = {
 
 
 @pytest.mark.parametrize("mode", ["prefill", "decode"])
-def test_refusals_when_the_server_is_one_of_a_pair_then_there_are_none(mode):
-    assert refusals(ServerFacts(disaggregation_mode=mode)) == []
+@pytest.mark.parametrize("engine", ["nixl", "mooncake"])
+def test_refusals_when_the_server_is_one_of_a_pair_then_there_are_none(engine, mode):
+    assert refusals(ServerFacts(disaggregation_mode=mode, disaggregation_transfer_backend=engine)) == []
 
 
 @pytest.mark.parametrize("mode", ["prefill", "decode"])
@@ -159,7 +159,7 @@ def test_refusals_when_room_and_policy_both_choose_the_rank_then_one_line():
     facts = {"disaggregation_mode": "prefill", "load_balance_method": "follow_bootstrap_room", "policy": "lmetric"}
     (line,) = refusals(ServerFacts(**facts))
     assert "follow_bootstrap_room" in line and "--banyan-policy lmetric" in line
-    assert refusals(ServerFacts(**facts | {"dp_size": 1})) == []
+    assert refusals(ServerFacts(**facts | {"num_ranks": 1})) == []
     assert refusals(ServerFacts(**facts | {"policy": "sglang"})) == []
 
 

@@ -16,6 +16,9 @@ from banyan.refusals.speculation import DraftFacts, draft_refusals
 MAX_SLOTS = 64
 """One pin bit for each reader of a node in a 64-bit word."""
 
+HAND_OVERS = ("nixl", "mooncake")
+"""Engines of pairs, in SGLang's words for ``--disaggregation-transfer-backend``."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFacts:
@@ -25,7 +28,6 @@ class ServerFacts:
     device: str = "cpu"
     num_member_slots: int = 2
     pp_size: int = 1
-    num_nodes: int = 1
     page_size: int = 16
     names_http_app: bool = False
     disable_radix_cache: bool = False
@@ -49,7 +51,7 @@ class ServerFacts:
     offloads_decode_kvcache: bool = False
     switches_roles: bool = False
     enable_hisparse: bool = False
-    dp_size: int = 2
+    num_ranks: int = 2
     load_balance_method: str = "auto"
     policy: str = "sglang"
     store_admit: str = "first"
@@ -177,17 +179,10 @@ _RULES: tuple[Rule[ServerFacts], ...] = (
 
 _PAIR_RULES: tuple[Rule[ServerFacts], ...] = (
     Rule(
-        lambda f: f.num_nodes > 1,
+        lambda f: f.disaggregation_transfer_backend not in HAND_OVERS,
         lambda f: (
-            f"--nnodes {f.num_nodes} with --disaggregation-mode {f.disaggregation_mode}: a pair keeps its arena and "
-            "store on one node: start one server on each node with --nnodes 1"
-        ),
-    ),
-    Rule(
-        lambda f: f.disaggregation_transfer_backend != "nixl",
-        lambda f: (
-            f"--disaggregation-transfer-backend {f.disaggregation_transfer_backend}: only with NIXL is a decode server "
-            "told at once when its prefill is given up: use --disaggregation-transfer-backend nixl"
+            f"--disaggregation-transfer-backend {f.disaggregation_transfer_backend}: only with nixl or mooncake is a "
+            "decode server told at once when its prefill is given up: use --disaggregation-transfer-backend nixl"
         ),
     ),
     Rule(
@@ -207,7 +202,7 @@ _PAIR_RULES: tuple[Rule[ServerFacts], ...] = (
 
 _PREFILL_RULES: tuple[Rule[ServerFacts], ...] = (
     Rule(
-        lambda f: f.dp_size > 1 and f.policy != "sglang" and f.load_balance_method == "follow_bootstrap_room",
+        lambda f: f.num_ranks > 1 and f.policy != "sglang" and f.load_balance_method == "follow_bootstrap_room",
         lambda f: (
             f"--load-balance-method follow_bootstrap_room with --banyan-policy {f.policy}: both would choose the rank: "
             "drop one of the two"

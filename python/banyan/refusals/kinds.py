@@ -39,6 +39,7 @@ class KindFacts:
     has_side_states: bool = False
     algorithm: str | None = None
     disaggregation_mode: str = "null"
+    is_context_parallel: bool = False
     deals_with_nodes: bool = False
     keeps_arena: bool = False
     asked_store: str = ""
@@ -108,6 +109,14 @@ _TABLE: tuple[_Row, ...] = (
         lambda f, kind: (
             f"--speculative-algorithm {f.algorithm}: SGLang verifies drafts over states with GPU kernels only: drop "
             "that flag, or"
+        ),
+    ),
+    (
+        _BOTH,
+        lambda f: f.is_context_parallel,
+        lambda f, kind: (
+            "--attn-cp-size, --enable-prefill-cp: whether each shard of a context-parallel group has all of them is "
+            "not known: drop those flags, or"
         ),
     ),
     (

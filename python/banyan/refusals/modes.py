@@ -20,6 +20,9 @@ class ModeFacts:
 
     attn_cp_size: int = 1
     enable_prefill_cp: bool = False
+    divides_kv: bool = False
+    algorithm: str | None = None
+    disaggregation_mode: str = "null"
     dcp_size: int = 1
     enable_pdmux: bool = False
     dllm_algorithm: str | None = None
@@ -30,13 +33,33 @@ class ModeFacts:
     attention_backend: str | None = None
     enable_page_major_kv_layout: bool = False
 
+    @property
+    def is_context_parallel(self) -> bool:
+        """Whether shards of a rank divide a prompt's tokens. SGLang puts what they have computed together before it
+        writes KV: each has all of a page."""
+        return self.attn_cp_size > 1 or self.enable_prefill_cp
+
 
 _RULES: tuple[Rule[ModeFacts], ...] = (
     Rule(
-        lambda f: f.attn_cp_size > 1 or f.enable_prefill_cp,
+        lambda f: f.divides_kv,
         lambda f: (
-            "--attn-cp-size, --enable-prefill-cp: the ranks of a context-parallel group may hold other parts of a "
-            f"prompt each: {OFF}"
+            "--enable-dsa-cache-layer-split, --enable-kv-cache-sharding: the shards of a context-parallel group hold "
+            f"other parts of a page each: {OFF}"
+        ),
+    ),
+    Rule(
+        lambda f: f.is_context_parallel and f.algorithm is not None,
+        lambda f: (
+            f"--speculative-algorithm {f.algorithm} with --attn-cp-size or --enable-prefill-cp: whether each shard has "
+            f"all rows of a draft is not known: {OFF}"
+        ),
+    ),
+    Rule(
+        lambda f: f.is_context_parallel and f.disaggregation_mode != "null",
+        lambda f: (
+            f"--disaggregation-mode {f.disaggregation_mode} with --attn-cp-size or --enable-prefill-cp: only one shard "
+            f"of a context-parallel group hands pages over, and pairs know nothing of it: {OFF}"
         ),
     ),
     Rule(

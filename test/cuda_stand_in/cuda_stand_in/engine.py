@@ -16,6 +16,7 @@ import torch
 
 LOADER = "sglang.kernels.jit.utils.compile.loader"
 KERNELS = "sgl_kernel"
+VALIDATION = "sglang.srt.arg_groups.validation_hook"
 
 ENVIRONMENT = {
     "SGLANG_FORCE_FUSED_OP_BACKEND": "torch",
@@ -67,6 +68,11 @@ def _compile_nothing(loader: ModuleType) -> None:
     loader.load_jit = load_jit
 
 
+def _have_any_card(validation: ModuleType) -> None:
+    """Its network cards have the names that the flags give them."""
+    validation.validate_ib_devices = lambda named: named
+
+
 def _have_any_name(module: ModuleType) -> None:
     def named(name: str) -> Callable[..., NoReturn]:
         if name.startswith("__"):
@@ -91,6 +97,7 @@ def _register_for_host() -> None:
 def install() -> None:
     finders = (
         _AfterImport(lambda name: name == LOADER, _compile_nothing, makes_missing=False),
+        _AfterImport(lambda name: name == VALIDATION, _have_any_card, makes_missing=False),
         _AfterImport(lambda name: name.split(".")[0] == KERNELS, _have_any_name, makes_missing=True),
     )
     sys.meta_path[:0] = finders

@@ -44,7 +44,10 @@ REFUSED = {
         ["--speculative-algorithm", "EAGLE3", "--enable-multi-layer-eagle"],
         "drop that flag",
     ),
-    "--disaggregation-transfer-backend": (["--disaggregation-mode", "prefill"], "nixl"),
+    "--disaggregation-transfer-backend": (
+        ["--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "mori"],
+        "backend nixl",
+    ),
     "--disaggregation-decode-retraction-backup": (
         [*PAIRED, "decode", "--disaggregation-decode-retraction-backup", "host_pool"],
         "drop those flags",
@@ -59,8 +62,12 @@ REFUSED = {
     ),
     "--device xpu": (["--device", "xpu"], "--banyan-share off"),
     "--dp-size": (["--dp", "65"], "use fewer"),
-    "--attn-cp-size": (["--tp-size", "2", "--attn-cp-size", "2"], "--banyan-share off"),
-    "--enable-prefill-cp": (["--enable-prefill-cp"], "--banyan-share off"),
+    "--enable-dsa-cache-layer-split": (["--enable-dsa-cache-layer-split"], "--banyan-share off"),
+    "--attn-cp-size": (
+        ["--tp-size", "2", "--attn-cp-size", "2", "--speculative-algorithm", "EAGLE"],
+        "--banyan-share off",
+    ),
+    "--enable-prefill-cp": (["--enable-prefill-cp", *PAIRED, "prefill"], "--banyan-share off"),
     "--dcp-size": (["--dcp-size", "2"], "--banyan-share off"),
     "--enable-pdmux": (["--enable-pdmux"], "--banyan-share off"),
     "--dllm-algorithm": (["--dllm-algorithm", "LowConfidence"], "--banyan-share off"),
@@ -290,10 +297,15 @@ def test_start_when_the_server_decodes_then_it_has_a_radix_cache_and_holds_pages
     assert runtime.bookkeeping(args)["config"]["store_admit"] == "first"
 
 
-def test_start_when_the_server_prefills_then_the_policy_chooses_ranks_and_not_the_room(clean_environment):
-    args = prepare_server_args([*BASE, "--enable-banyan", *PAIRED, "prefill"])
+@pytest.mark.parametrize(
+    ("ranks", "policy"), [(["--dp", "2"], "lmetric"), (["--tp-size", "2", "--attn-dp-size", "2"], "level")]
+)
+def test_start_when_the_server_prefills_then_the_policy_chooses_ranks_and_not_the_room(
+    clean_environment, ranks, policy
+):
+    args = prepare_server_args([*BASE[:-2], *ranks, "--enable-banyan", *PAIRED, "prefill"])
     assert args.load_balance_method == "round_robin"
-    assert runtime.bookkeeping(args)["config"]["policy"] == "lmetric"
+    assert runtime.bookkeeping(args)["config"]["policy"] == policy
     assert os.environ["SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX"] == "0"
 
 

@@ -15,6 +15,7 @@ from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import prepare_server_args
 
 from banyan import faults, patches
+from banyan.layout import Layout
 from banyan.layout.checkpoint import is_by_content
 from banyan.refusals.models import LLAMAS, SPLIT_DRAFTS
 from banyan.sglang_plugin import seams
@@ -70,6 +71,28 @@ def test_arguments_when_they_are_resolved_again_then_nothing_fails_in_any_proces
     args.resolve_once()
     pickle.loads(pickle.dumps(args)).resolve_once()
     assert faults.counts() == before
+
+
+ASKED = Layout(dp=1, attn_dp=2, attn_cp=1, attn_tp=4)
+
+
+def settled(monkeypatch, **made):
+    """What the processes are told where SGLang has made this of the flags."""
+    monkeypatch.setattr(resolved, "resolved_view", lambda args: args)
+    monkeypatch.setattr(flags, "layout_of", lambda view: Layout(dp=1, **made))
+    return resolved._layout(None, ASKED)
+
+
+def test_layout_when_sglang_divides_a_rank_by_context_then_that_is_what_its_processes_are_told(monkeypatch):
+    made = {"attn_dp": 2, "attn_cp": 4, "attn_tp": 1}
+    assert settled(monkeypatch, **made) == Layout(dp=1, **made)
+
+
+def test_layout_when_sglang_makes_other_ranks_of_the_flags_then_refused_with_both(monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        settled(monkeypatch, attn_dp=4, attn_cp=1, attn_tp=2)
+    line = refusal(capsys)
+    assert "2 attention DP ranks" in line and "4 attention DP ranks" in line
 
 
 def test_model_when_its_configuration_cannot_be_looked_at_then_refused_and_not_shared_unseen(

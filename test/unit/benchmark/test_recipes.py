@@ -27,10 +27,16 @@ def folder(tmp_path):
 
 def test_line_when_its_flags_were_renamed_then_it_has_those_of_the_pinned_release(folder):
     (line,) = folder(
-        args="--tp 8 --mamba-scheduler-strategy extra_buffer --dsa-prefill-cp-mode round --nsa-decode-backend x"
+        args="--tp 8 --mamba-scheduler-strategy extra_buffer --dsa-prefill-cp-mode in-seq-split --nsa-decode-backend x"
     )
-    expected = ("--tp", "8", "--mamba-radix-cache-strategy", "extra_buffer", "--dsa-decode-backend", "x")
-    assert line.arguments == expected and not line.is_in_step
+    expected = ("--tp", "8", "--mamba-radix-cache-strategy", "extra_buffer", "--cp-strategy", "zigzag")
+    assert line.arguments == (*expected, "--dsa-decode-backend", "x") and not line.is_in_step
+
+
+@pytest.mark.parametrize("mode", ["", " --dsa-prefill-cp-mode round-robin-split"])
+def test_line_when_context_parallelism_has_no_strategy_then_it_has_the_one_that_the_pinned_release_takes(folder, mode):
+    (line,) = folder(args=f"--enable-nsa-prefill-context-parallel{mode}")
+    assert line.arguments == ("--enable-prefill-cp", "--cp-strategy", "interleave")
 
 
 def test_line_when_it_names_a_draft_then_it_gets_the_folder_of_its_configuration(folder, tmp_path):

@@ -9,6 +9,7 @@ from banyan.refusals.kinds import KindFacts, kept_states_refusal, kind_refusals
 
 BAD = {
     "disaggregation_mode": "prefill",
+    "is_context_parallel": True,
     "deals_with_nodes": True,
     "keeps_arena": True,
     "asked_store": "mooncake",

@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from banyan import config
-from banyan.config import Config
 from banyan.feature import Asked
 from banyan.features.pairs.roles import Role, environment, notes
 
@@ -19,15 +17,17 @@ def launched(asked: Asked) -> None:
     marks = {"dscp": wanted.dscp, "ib_service_level": wanted.ib_service_level}
     config.inherit(environment(role, on_gpu=asked.device != "cpu", **marks))
     if wanted.shares:
-        _take_role(role, asked.args, wanted)
+        _take_role(role, asked)
 
 
-def _take_role(role: Role, args: Any, wanted: Config) -> None:
+def _take_role(role: Role, asked: Asked) -> None:
     """Set what a server of a pair needs."""
+    args, wanted = asked.args, asked.config
+    has_several_ranks = asked.layout is not None and asked.layout.num_ranks > 1
     if role is Role.DECODE:
         # The linker belongs to a radix cache, and decode servers have none unless they are told.
         args.disaggregation_decode_enable_radix_cache = True
-    if role is Role.PREFILL and args.dp_size > 1 and wanted.policy != config.SGLANG_POLICY:
+    if role is Role.PREFILL and has_several_ranks and wanted.policy != config.SGLANG_POLICY:
         # Else the room says which rank it has to be, and a request that is placed elsewhere fails.
         args.load_balance_method = "round_robin"
     for note in notes(role, has_store=bool(wanted.store), tp_size=args.tp_size):

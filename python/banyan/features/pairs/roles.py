@@ -15,6 +15,10 @@ DEFERRED_RELEASE_S = 300
 """How long a decode server keeps pages that a silent prefill server may still write into. SGLang's
 30 s end before many time-outs do, and a write that comes later lands in another request's pages."""
 
+TRAFFIC_CLASS = ("UCX_IB_TRAFFIC_CLASS", "MC_IB_TC")
+SERVICE_LEVEL = ("UCX_IB_SL", "MC_IB_SL")
+"""What NIXL's UCX and Mooncake read."""
+
 
 class Role(StrEnum):
     """In SGLang's words for ``--disaggregation-mode``."""
@@ -49,12 +53,12 @@ def environment(
     role: Role, *, on_gpu: bool, dscp: int | None = None, ib_service_level: int | None = None
 ) -> Mapping[str, str]:
     """What the server's processes inherit, where the user has set nothing else."""
-    variables = {}
+    variables: dict[str, str] = {}
     if role.is_paired and dscp is not None:
         # RoCE's traffic class is the byte that has the DSCP in its upper six bits.
-        variables["UCX_IB_TRAFFIC_CLASS"] = str(dscp << 2)
+        variables |= dict.fromkeys(TRAFFIC_CLASS, str(dscp << 2))
     if role.is_paired and ib_service_level is not None:
-        variables["UCX_IB_SL"] = str(ib_service_level)
+        variables |= dict.fromkeys(SERVICE_LEVEL, str(ib_service_level))
     if role is Role.DECODE:
         variables["SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT"] = str(DEFERRED_RELEASE_S)
     if role.is_paired and not on_gpu:

@@ -211,7 +211,6 @@ def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:
         sglang_version=importlib.metadata.version("sglang"),
         device=runtime.device_of(args),
         num_member_slots=layout.num_member_slots,
-        num_nodes=args.nnodes,
         page_size=args.page_size if args.page_size is not None else config.DEFAULT_PAGE_TOKENS,
         names_http_app=args.tokenizer_worker_num > 1 and config.names_other_http_app(HTTP_WORKER),
         enable_flexkv=getattr(args, "enable_flexkv", False),
@@ -226,6 +225,7 @@ def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:
         host_receive_threshold=args.disaggregation_decode_host_receive_threshold,
         offloads_decode_kvcache=args.disaggregation_decode_enable_offload_kvcache,
         switches_roles=args.enable_pd_role_switch,
+        num_ranks=layout.num_ranks,
         policy=wanted.policy,
         store_admit=wanted.store_admit if wanted.store else "first",
         rust_server=config.uses_rust_server(),
@@ -255,6 +255,7 @@ def kinds(args: Any, wanted: Config, layout: Layout, model: ModelFacts) -> KindF
         has_side_states=model.has_side_states,
         algorithm=args.speculative_algorithm,
         disaggregation_mode=args.disaggregation_mode,
+        is_context_parallel=modes(args).is_context_parallel,
         deals_with_nodes=wanted.deals_with_nodes,
         keeps_arena=bool(wanted.keep_host_arena),
         asked_store=asked_scheme(wanted),
@@ -275,7 +276,12 @@ def reserve_window_slots(carried: dict[str, Any]) -> None:
 
 def modes(args: Any) -> ModeFacts:
     """How the server was asked to serve; of such arguments too."""
-    return _facts_of(ModeFacts, args)
+    return _facts_of(
+        ModeFacts,
+        args,
+        divides_kv=args.enable_dsa_cache_layer_split or args.enable_kv_cache_sharding,
+        algorithm=args.speculative_algorithm,
+    )
 
 
 def _facts_of(facts: type[F], args: Any, **others: Any) -> F:

@@ -17,7 +17,7 @@ from banyan import feature_list as features
 from banyan.config import Config
 from banyan.feature import Asked
 from banyan.layout import Layout
-from banyan.refusals import refusals
+from banyan.refusals import layout_refusal, refusals
 from banyan.refusals.kinds import kept_states_refusal, kind_refusals
 from banyan.refusals.models import ModelFacts, draft_vocabulary_refusal, model_refusal
 from banyan.refusals.modes import mode_refusals, no_cache_refusal
@@ -73,6 +73,7 @@ def _resolve(original: Callable[[Any], None], server_args: Any, carried: dict[st
 
 def _decide(server_args: Any, carried: dict[str, Any]) -> None:
     """Refuse what cannot be shared, and leave for the other processes what they need to know."""
+    carried["layout"] = _layout(server_args, Layout.from_dict(carried["layout"])).as_dict()
     model = _model(server_args, carried)
     reasons = _reasons(server_args, carried, model)
     if reasons:
@@ -80,6 +81,15 @@ def _decide(server_args: Any, carried: dict[str, Any]) -> None:
     carried["needed"] = features.needed(_asked_of(server_args, carried, model))
     if model is not None and (model.has_window or model.has_states):
         flags.reserve_window_slots(carried)
+
+
+def _layout(server_args: Any, asked: Layout) -> Layout:
+    """What SGLang has made of the flags. It may divide a rank among its shards in another way than they say, by CP in
+    place of TP; the rank table that there is fits no other ranks."""
+    made = flags.layout_of(resolved_view(server_args))
+    if made.first_member_slots != asked.first_member_slots or made.num_member_slots != asked.num_member_slots:
+        runtime.refuse(layout_refusal(asked=asked.words(), resolved=made.words()))
+    return made
 
 
 def _model(server_args: Any, carried: dict[str, Any]) -> ModelFacts | None:

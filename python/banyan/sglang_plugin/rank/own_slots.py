@@ -35,8 +35,9 @@ def member_slots_of(layout: Layout, pools: Sequence[Any]) -> MemberSlots:
     )
     if resolved != layout:
         runtime.refuse(layout_refusal(asked=layout.words(), resolved=resolved.words()))
-    # One latent for all heads: each shard of attention TP has all of it. CP and DCP divide its tokens. Where the heads
-    # of a draft are divided, a page is what each shard has.
+    # One latent for all heads: each shard of attention TP has all of it. DCP divides its tokens. Shards of CP have all
+    # of it, too; each keeps its own, as where it is not latent. Where the heads of a draft are divided, a page is what
+    # each shard has.
     is_replicated = (
         all(isinstance(pool, MLATokenToKVPool) for pool in pools)
         and layout.attn_cp == 1

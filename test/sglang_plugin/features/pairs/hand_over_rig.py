@@ -15,7 +15,7 @@ from sglang.srt.disaggregation.common.conn import AbortNotification
 from sglang.srt.disaggregation.common.utils import FastQueue
 from sglang.srt.disaggregation.utils import DisaggregationMode
 
-from banyan.features.pairs.rank import nixl
+from banyan.features.pairs.rank import by_nixl
 
 NUM_LAYERS, NUM_REGIONS, NUM_SLOTS = 6, 12, 64
 AGENT, ENDPOINT = "decode", ("10.0.0.2", 4242)
@@ -71,9 +71,10 @@ class SlowAgent:
 
 def make_manager(agent, *, item_bytes=PAGE_LAYER_BYTES // 2):
     """A prefill server's manager behind its construction, without sockets."""
-    made = nixl.BanyanNixl.__new__(nixl.BanyanNixl)
+    made = by_nixl.NixlHandOver.__new__(by_nixl.NixlHandOver)
+    made.prepare()
     made.prepare_advances()
-    made._given_up, made._given_up_lock, made.failure_lock = {}, threading.Lock(), threading.Lock()
+    made.failure_lock = threading.Lock()
     made.request_status, made.transfer_infos, made.failure_records = {}, {}, {}
     made.req_to_decode_prefix_len, made._deferred_ack_targets = {}, {}
     made._deferred_ack_poisoned_rooms, made._staging_outstanding = set(), defaultdict(int)

@@ -13,11 +13,13 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 from sglang.srt.disaggregation.base.conn import KVPoll
+from sglang.srt.disaggregation.mooncake import conn as of_mooncake
 from sglang.srt.disaggregation.nixl.conn import GUARD, KVArgsRegisterInfo, NixlKVManager, TransferInfo
 from test.sglang_plugin.features.pairs.hand_over_rig import AGENT, SlowAgent, make_manager
 
 from banyan.features.pairs import AskedRooms
-from banyan.features.pairs.rank.control_port import MAX_PEERS, is_foreign, room_of
+from banyan.features.pairs.rank import by_mooncake, by_nixl
+from banyan.features.pairs.rank.control_port import MAX_PEERS, REGISTRATION
 from banyan.sglang_plugin.rank.reporting import report
 from banyan.telemetry import Counters
 
@@ -130,7 +132,16 @@ def test_peer_when_its_pool_does_not_fit_then_it_is_not_taken_in_and_the_thread_
 
 @pytest.mark.parametrize(("stages", "foreign"), [(True, False), (False, True)])
 def test_message_when_it_is_of_staging_then_it_is_foreign_only_where_staging_is_off(stages, foreign):
-    assert is_foreign([b"WATERMARK", b"1"], stages=stages) is foreign
+    for manager in (make_manager(SlowAgent(1)), of_mooncakes()):
+        manager.enable_staging = stages
+        assert manager._is_foreign([b"WATERMARK", b"1"]) is foreign
+
+
+@pytest.mark.parametrize(("deferred", "foreign"), [(object(), False), (None, True)])
+def test_message_when_it_is_of_a_deferred_allocation_then_it_is_foreign_only_where_there_is_none(deferred, foreign):
+    manager = of_mooncakes()
+    manager.deferred_bootstrap = deferred
+    assert manager._is_foreign([b"BOOTSTRAP", b"7", b"10.0.0.2", b"4242"]) is foreign
 
 
 def registration(name):
@@ -173,9 +184,10 @@ def test_peers_when_more_say_where_their_pools_lie_than_there_are_then_the_next_
     [{1: b"9" * 4000}, {1: b"-1"}, {3: b"0"}, {3: b"70000"}, {4: b"n" * 300}, {7: b"0"}, {7: b"9" * 30}],
 )
 def test_message_when_its_numbers_are_those_of_no_decode_server_then_it_is_foreign(changed):
+    manager = make_manager(SlowAgent(1))
     message = [changed.get(place, part) for place, part in enumerate(asking(9))]
-    assert is_foreign(message, stages=False)
-    assert is_foreign([*asking(9), *[b""] * 100], stages=False)
+    assert manager._is_foreign(message)
+    assert manager._is_foreign([*asking(9), *[b""] * 100])
 
 
 def mutated(draw_message, place, part):
@@ -199,8 +211,75 @@ def test_message_when_it_is_anything_then_it_is_foreign_or_sglang_reads_it_and_a
     manager.rooms = AskedRooms(time.monotonic, max_rooms=2)
     if manager._is_foreign(message) or message[0] != GUARD:
         assert len(manager.rooms) == 0
-    elif room_of(message) is None:
+    elif message[1] == REGISTRATION:
         assert KVArgsRegisterInfo.from_zmq(message[1:]).agent_name == message[4].decode()
     else:
-        assert TransferInfo.from_zmq(message[1:]).room == room_of(message)
+        assert TransferInfo.from_zmq(message[1:]).room == int(message[1])
         assert len(manager.rooms) == 1
+
+
+SESSION = b"10.0.0.2:16000"
+
+
+def of_mooncakes():
+    """A manager of Mooncake's behind its construction, as far as its control port goes."""
+    made = by_mooncake.MooncakeHandOver.__new__(by_mooncake.MooncakeHandOver)
+    made.prepare()
+    made.deferred_bootstrap, made.enable_staging, made._stopped = None, False, False
+    made.dcp_size, made.dcp_rank, made.is_mla_backend, made.is_hybrid_mla_backend = 1, 0, True, False
+    made.request_status, made.transfer_infos, made.failure_records = {}, {}, {}
+    made.req_to_decode_prefix_len, made.decode_kv_args_table = {}, {}
+    made._deferred_ack_targets, made._deferred_ack_poisoned_rooms, made._staging_outstanding = {}, set(), {}
+    made.server_args, made._worker_threads = SimpleNamespace(enable_pd_role_switch=False), []
+    made.kv_args = SimpleNamespace(state_types=[], aux_data_ptrs=[])
+    made.session_lock, made.failed_sessions, made.session_failures = threading.Lock(), set(), {}
+    made.failed_session_probes, made.state_layout_rejections, made.state_strides_validated = {}, {}, set()
+    return made
+
+
+def asking_by_mooncake(room, session=SESSION):
+    """As ``MooncakeKVManager.build_receiver_metadata_message``."""
+    pages = np.arange(3, dtype=np.int32).tobytes()
+    return [b"%d" % room, b"10.0.0.2", b"4242", session, pages, b"0", b"", b"1", b"0", b""]
+
+
+def registration_by_mooncake(session=SESSION, *, dcp_size=b"1"):
+    """As ``MooncakeKVManager.build_receiver_registration_message``."""
+    parts = [b"None", b"10.0.0.2", b"4242", session, b"\0" * 8, b"", b"", b"0", b"1", b"64", b"", b"", b"", b""]
+    return [*parts, b"", b"", dcp_size, b"0", b"", b""]
+
+
+def test_socket_of_mooncake_when_foreign_messages_come_then_the_next_decode_server_is_heard(port, monkeypatch):
+    counters = Counters()
+    monkeypatch.setattr(report, "_linker", lambda: SimpleNamespace(counters=counters))
+    monkeypatch.setattr(of_mooncake, "get_spec", lambda: SimpleNamespace(speculative_algorithm=None))
+    manager = of_mooncakes()
+    manager.server_socket = port.socket
+    manager.start_prefill_thread()
+    port.send(registration_by_mooncake())
+    for message in (
+        *([b"GET / HTTP/1.1"], [b""], [b"7"], [b"None", b"too", b"short"], [b"STAGING_RSP"]),
+        asking_by_mooncake(6, b"no-port"),
+        asking_by_mooncake(6, b"10.0.0.9:1"),
+        registration_by_mooncake(b"10.0.0.8:1", dcp_size=b"2"),
+    ):
+        port.send(message)
+    port.send(asking_by_mooncake(7))
+    assert is_asked_within(manager, 7, 10)
+    assert counters.foreign_hand_over_messages == 8 and list(manager.transfer_infos) == [7]
+    assert list(manager.decode_kv_args_table) == [SESSION.decode()]
+
+
+def test_peers_of_mooncake_when_there_are_too_many_then_the_next_is_not_taken_in():
+    manager = of_mooncakes()
+    manager.decode_kv_args_table = dict.fromkeys(map(str, range(MAX_PEERS)))
+    said = manager._publish_peer_registration("new:1", SimpleNamespace(endpoint="10.0.0.3"))
+    assert said is not None and "new:1" not in manager.decode_kv_args_table
+
+
+@given(st.lists(st.binary(max_size=40), min_size=1, max_size=30))
+def test_message_when_it_is_anything_then_no_reading_raises(parts):
+    for messages in (by_nixl.MESSAGES, by_mooncake.MESSAGES):
+        messages.read([*messages.guard, *parts])
+        messages.read([*messages.guard, REGISTRATION, *parts])
+        messages.read([*messages.guard, b"7", *parts])

@@ -20,7 +20,7 @@ from test.sglang_plugin.features.pairs.hand_over_rig import (
     make_manager,
 )
 
-from banyan.features.pairs.rank import nixl
+from banyan.features.pairs.rank import by_nixl
 from banyan.sglang_plugin import runtime
 
 NUM_ABORTS = 1000
@@ -55,7 +55,7 @@ def until(condition):
 
 
 def sender_of(manager, room, num_pages):
-    sender = nixl.BanyanKVSender.__new__(nixl.BanyanKVSender)
+    sender = by_nixl.NixlSender.__new__(by_nixl.NixlSender)
     sender.kv_mgr, sender.bootstrap_room, sender.conclude_state = manager, room, None
     sender.curr_idx, sender.num_kv_indices, sender.aux_index = 0, num_pages, 0
     sender._transfer_start_time, sender._early_send_wait_event = None, None

@@ -8,7 +8,7 @@ import zmq
 from sglang.srt.disaggregation.common import conn
 from sglang.srt.disaggregation.nixl.conn import NixlKVReceiver
 
-from banyan.features.pairs.rank import nixl, sealed
+from banyan.features.pairs.rank import by_nixl, hand_over, sealed
 from banyan.sglang_plugin import runtime
 from banyan.transport.sealed import sealing
 
@@ -19,9 +19,9 @@ def secret(tmp_path, monkeypatch):
     path.write_bytes(b"the secret of this pair")
     path.chmod(0o600)
     monkeypatch.setattr(runtime, "config", lambda: SimpleNamespace(secret_file=str(path)))
-    nixl.receiver_class.cache_clear()
+    hand_over.receiver_class.cache_clear()
     yield path
-    nixl.receiver_class.cache_clear()
+    hand_over.receiver_class.cache_clear()
 
 
 KEPT = []
@@ -47,7 +47,7 @@ def test_control_port_when_there_is_a_secret_then_receivers_of_the_same_are_hear
         stranger.setsockopt(zmq.LINGER, 0)
         stranger.connect(address)
         stranger.send_multipart([b"a stranger"])
-        receiver = nixl.receiver_class()
+        receiver = hand_over.receiver_class(by_nixl.NixlReceiver)
         ours, _ = receiver._connect(address)
         ours.send_multipart([b"a decode server"])
         assert socket.poll(5000) and socket.recv_multipart() == [b"a decode server"]
@@ -56,19 +56,19 @@ def test_control_port_when_there_is_a_secret_then_receivers_of_the_same_are_hear
 
 
 def test_receivers_when_there_is_a_secret_then_their_class_is_made_once_and_keeps_sockets_of_its_own(secret):
-    receiver = nixl.receiver_class()
-    assert receiver is nixl.receiver_class() and issubclass(receiver, NixlKVReceiver)
+    receiver = hand_over.receiver_class(by_nixl.NixlReceiver)
+    assert receiver is hand_over.receiver_class(by_nixl.NixlReceiver) and issubclass(receiver, NixlKVReceiver)
     assert receiver._socket_cache is not NixlKVReceiver._socket_cache
     assert receiver._ctx.get(zmq.MAX_SOCKETS) == NixlKVReceiver._ctx.get(zmq.MAX_SOCKETS)
 
 
 def test_sockets_when_there_is_no_secret_then_they_are_as_sglang_makes_them(monkeypatch, context):
     monkeypatch.setattr(runtime, "config", lambda: SimpleNamespace(secret_file=""))
-    nixl.receiver_class.cache_clear()
+    hand_over.receiver_class.cache_clear()
     _, socket = control_port(context)
     assert not sealing.is_sealed(socket)
-    assert nixl.receiver_class() is nixl.BanyanKVReceiver
-    nixl.receiver_class.cache_clear()
+    assert hand_over.receiver_class(by_nixl.NixlReceiver) is by_nixl.NixlReceiver
+    hand_over.receiver_class.cache_clear()
 
 
 def test_manager_when_it_was_made_then_sglangs_function_is_as_before(secret, context):

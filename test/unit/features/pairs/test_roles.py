@@ -34,10 +34,11 @@ def test_environment_when_there_is_no_gpu_then_no_early_send_and_one_thread():
 
 
 @pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
-def test_environment_when_the_hand_over_has_a_class_then_ucx_is_told(role):
+@pytest.mark.parametrize("names", [("UCX_IB_TRAFFIC_CLASS", "UCX_IB_SL"), ("MC_IB_TC", "MC_IB_SL")])
+def test_environment_when_the_hand_over_has_a_class_then_what_carries_it_is_told(role, names):
     variables = environment(role, on_gpu=True, dscp=8, ib_service_level=3)
-    assert (variables["UCX_IB_TRAFFIC_CLASS"], variables["UCX_IB_SL"]) == ("32", "3")
-    assert not [name for name in environment(role, on_gpu=True) if name.startswith("UCX_")]
+    assert [variables[name] for name in names] == ["32", "3"]
+    assert not set(names) & set(environment(role, on_gpu=True))
     assert environment(Role.ALONE, on_gpu=True, dscp=8, ib_service_level=3) == {}
 
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sglang.srt.disaggregation.common.conn import ABORT_TAG
-from sglang.srt.disaggregation.nixl.conn import GUARD, KVArgsRegisterInfo, TransferInfo
 
 logger = logging.getLogger("banyan")
 
 STAGING_TAGS = (b"WATERMARK", b"STAGING_RSP")
+DEFERRED_TAGS = (b"BOOTSTRAP",)
 MAX_FRAMES = 64
 MAX_MESSAGE_BYTES = 64 << 20
 MAX_NAME = 256
@@ -29,38 +30,49 @@ REGISTRATION = b"None"
 """In the place of a room's number: a decode server tells where its pool lies."""
 
 
-def is_foreign(message: Sequence[bytes], *, stages: bool) -> bool:
-    """Whether no decode server sends this. ``stages``: staging is on, which has messages of its own."""
-    tag, *rest = message
-    if tag in STAGING_TAGS:
-        return not stages
-    if tag == ABORT_TAG:
-        # SGLang reads these with care.
-        return False
-    if tag != GUARD or not rest or len(rest) > MAX_FRAMES or sum(map(len, rest)) > MAX_MESSAGE_BYTES:
-        return True
-    try:
-        # SGLang's own reading of it, which raises where a part is missing or is not what it should be.
-        said = (KVArgsRegisterInfo if rest[0] == REGISTRATION else TransferInfo).from_zmq(list(rest))
-    except (ValueError, IndexError, KeyError, struct.error, ArithmeticError, MemoryError):
-        return True
-    return not _is_likely(said)
+@dataclass(frozen=True, slots=True)
+class ControlMessages:
+    """What the decode servers of one engine send.
+
+    Attributes:
+        guard: the frames that each message of theirs begins with, besides aborts and those of ``tags``.
+        registration, asking: SGLang's own reading of the two messages, which raises where a part is missing or is not
+            what it should be.
+        is_likely: whether the numbers of what was read are those of a decode server.
+    """
+
+    guard: tuple[bytes, ...]
+    registration: Callable[[list[bytes]], Any]
+    asking: Callable[[list[bytes]], Any]
+    is_likely: Callable[[Any], bool]
+
+    def read(self, message: Sequence[bytes]) -> Any | None:
+        """What a decode server says by it; None where none speaks so."""
+        rest = list(message[len(self.guard) :])
+        if tuple(message[: len(self.guard)]) != self.guard or not rest or len(rest) > MAX_FRAMES:
+            return None
+        if sum(map(len, rest)) > MAX_MESSAGE_BYTES:
+            return None
+        try:
+            said = (self.registration if rest[0] == REGISTRATION else self.asking)(rest)
+        except (ValueError, IndexError, KeyError, struct.error, ArithmeticError, MemoryError):
+            return None
+        return said if has_address(said) and self.is_likely(said) else None
 
 
-def _is_likely(said: KVArgsRegisterInfo | TransferInfo) -> bool:
-    """Whether its numbers are those of a decode server."""
-    if len(said.agent_name) > MAX_NAME or len(said.endpoint) > MAX_NAME or not 0 < said.dst_port < 65536:
-        return False
-    if isinstance(said, TransferInfo):
-        return 0 <= said.room < 1 << 63 and 0 < said.required_dst_info_num <= MAX_PEERS
-    return 0 < said.decode_tp_size <= MAX_PEERS and 0 <= said.decode_tp_rank < said.decode_tp_size
+def has_address(said: Any) -> bool:
+    """Whether it can be answered."""
+    return len(said.endpoint) <= MAX_NAME and 0 < said.dst_port < 65536
 
 
-def room_of(message: Sequence[bytes]) -> int | None:
-    """The room that a message which is not foreign asks for; None for one that asks for none."""
-    if message[0] != GUARD or message[1] == REGISTRATION:
-        return None
-    return int(message[1])
+def is_room(said: Any) -> bool:
+    """Whether a request could be asked for so."""
+    return 0 <= said.room < 1 << 63 and 0 < said.required_dst_info_num <= MAX_PEERS
+
+
+def is_understood(message: Sequence[bytes], tags: Collection[bytes]) -> bool:
+    """Whether SGLang reads this with care, whatever follows its tag. ``tags``: of what is switched on."""
+    return message[0] == ABORT_TAG or message[0] in tags
 
 
 class ScreenedSocket:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which classes carry KV from a prefill to a decode server: for NIXL Banyan's, for all others SGLang's."""
+"""Which classes carry KV from a prefill to a decode server: for NIXL and Mooncake Banyan's, for all others SGLang's."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,17 +11,20 @@ from sglang.srt.disaggregation.utils import KVClassType, TransferBackend
 
 from banyan.sglang_plugin import runtime
 
+MODULES = {
+    TransferBackend.NIXL: "banyan.features.pairs.rank.by_nixl",
+    TransferBackend.MOONCAKE: "banyan.features.pairs.rank.by_mooncake",
+}
+
 
 def around_get_kv_class(original: Callable[..., Any], transfer_backend: Any, class_type: Any) -> type | None:
-    if transfer_backend is not TransferBackend.NIXL or runtime.config() is None:
+    module = MODULES.get(transfer_backend)
+    if module is None or runtime.config() is None:
         return original(transfer_backend, class_type)
-    # Imported here: it needs NIXL's package, which only such servers have.
-    from banyan.features.pairs.rank import nixl
+    # Imported here: it is of pairs alone, and needs the engine's package, which only such servers have.
+    from banyan.features.pairs.rank.hand_over import receiver_class
 
-    if class_type is KVClassType.MANAGER:
-        return nixl.BanyanNixl
-    if class_type is KVClassType.SENDER:
-        return nixl.BanyanKVSender
-    if class_type is KVClassType.RECEIVER:
-        return nixl.receiver_class()
-    return original(transfer_backend, class_type)
+    ours = importlib.import_module(module).CLASSES.get(class_type)
+    if ours is None:
+        return original(transfer_backend, class_type)
+    return receiver_class(ours) if class_type is KVClassType.RECEIVER else ours

@@ -62,14 +62,15 @@ class _Watched:
 
 
 class LayerwiseSender:
-    """In front of SGLang's ``NixlKVManager``: the base of ``BanyanNixl``.
+    """In front of SGLang's ``NixlKVManager``, and behind ``HandOver``, whose ``rooms`` it asks.
 
     States of a page in a room: in advance (its first layers sent) -> sent with its chunk, or forgotten with the room.
     """
 
+    rooms: AskedRooms
+
     def prepare_advances(self) -> None:
         """To be called before SGLang's own construction, which starts the senders' threads."""
-        self.rooms = AskedRooms(time.monotonic)
         self._at = threading.local()
         self._advances: dict[int, list[PagesInAdvance]] = {}
         self._layer_of_region: npt.NDArray[np.int64] | None = None

@@ -1,21 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prefill server that gives a request up tells its decode server, now or when it asks. SGLang's own methods on a
-manager without network and NIXL."""
+"""A prefill server that gives a request up tells its decode server, now or when it asks. SGLang's own methods on the
+managers of both engines, without network and without the engine."""
 
 import queue
-import sys
 import threading
 from types import SimpleNamespace
 
 import pytest
 from sglang.srt.disaggregation.base.conn import KVPoll
 from sglang.srt.disaggregation.common import conn
-from sglang.srt.disaggregation.utils import DisaggregationMode, KVClassType, TransferBackend
+from sglang.srt.disaggregation.utils import DisaggregationMode, KVClassType
 
-from banyan.features.pairs import Pauses
-from banyan.features.pairs.rank import decode, kv_classes, nixl
-from banyan.features.pairs.rank.decode import after_process_decode_queue
-from banyan.sglang_plugin import runtime
+from banyan.features.pairs.rank import by_mooncake, by_nixl, hand_over
 from banyan.sglang_plugin.rank.reporting import report
 from banyan.telemetry import Counters
 
@@ -23,12 +19,20 @@ ROOM = 11
 DECODE = ("10.0.0.2", 4242)
 
 
+@pytest.fixture(params=[by_nixl, by_mooncake], ids=["nixl", "mooncake"])
+def engine(request):
+    return request.param
+
+
 @pytest.fixture
-def manager():
+def manager(engine):
     """SGLang's tables, and a list of what decode servers were told."""
-    made = nixl.BanyanNixl.__new__(nixl.BanyanNixl)
-    made.prepare_advances()
-    made._given_up, made._given_up_lock = {}, threading.Lock()
+    kind = engine.CLASSES[KVClassType.MANAGER]
+    made = kind.__new__(kind)
+    made.engine_module = engine
+    made.prepare()
+    if engine is by_nixl:
+        made.prepare_advances()
     made.request_status, made.transfer_infos, made.failure_records = {}, {}, {}
     made.failure_lock = threading.Lock()
     made.deferred_bootstrap = None
@@ -41,12 +45,13 @@ def manager():
 def asks(manager, room=ROOM):
     """What SGLang's bootstrap thread does when a decode server has sent all that a transfer needs."""
     info = SimpleNamespace(room=room, endpoint=DECODE[0], dst_port=DECODE[1], is_dummy=False)
-    manager.transfer_infos[room] = {"agent": info}
+    manager.transfer_infos[room] = {"agent:17": info}
     manager.update_status(room, KVPoll.WaitingForInput)
 
 
 def sender_of(manager, room=ROOM):
-    sender = nixl.BanyanKVSender.__new__(nixl.BanyanKVSender)
+    kind = manager.engine_module.CLASSES[KVClassType.SENDER]
+    sender = kind.__new__(kind)
     sender.kv_mgr, sender.bootstrap_room, sender.conclude_state = manager, room, None
     sender.trace_ctx = SimpleNamespace(abort=lambda **_: None, trace_req_finish=lambda: None)
     manager.update_status(room, KVPoll.Bootstrapping)
@@ -86,7 +91,7 @@ def test_abort_when_everything_was_sent_then_the_decode_server_keeps_it(manager)
 
 
 def test_rooms_when_many_were_given_up_then_the_oldest_are_forgotten(manager, monkeypatch):
-    monkeypatch.setattr(nixl, "MAX_GIVEN_UP", 2)
+    monkeypatch.setattr(hand_over, "MAX_GIVEN_UP", 2)
     for room in (1, 2, 3):
         sender_of(manager, room).abort()
     for room in (1, 2, 3):
@@ -121,7 +126,7 @@ def test_rank_when_it_is_named_for_a_room_then_it_is_the_one_that_decode_servers
     manager, monkeypatch, dp_size, dp_rank, attn_dp_rank, named
 ):
     manager.system_dp_size, manager.system_dp_rank, manager.attn_dp_rank = dp_size, dp_rank, attn_dp_rank
-    manager.attn_dp_rank = nixl.rank_to_name(manager)
+    manager.attn_dp_rank = hand_over.rank_to_name(manager)
     told = []
     answer = SimpleNamespace(status_code=200)
     monkeypatch.setattr(conn.requests, "post", lambda url, json, timeout: told.append((url, json)) or answer)
@@ -129,79 +134,3 @@ def test_rank_when_it_is_named_for_a_room_then_it_is_the_one_that_decode_servers
     sender.bootstrap_server_url = "p:1"
     sender._register_prefill_dp_rank()
     assert told == [("http://p:1/register_dp_rank", {"bootstrap_room": ROOM, "dp_rank": named})]
-
-
-def classes(backend):
-    return [kv_classes.around_get_kv_class(lambda *asked: asked[1], backend, kind) for kind in KVClassType]
-
-
-def test_classes_when_the_backend_is_nixl_then_manager_and_sender_are_banyans(monkeypatch):
-    monkeypatch.setattr(runtime, "config", lambda: SimpleNamespace(secret_file=""))
-    nixl.receiver_class.cache_clear()
-    mine = {
-        KVClassType.MANAGER: nixl.BanyanNixl,
-        KVClassType.SENDER: nixl.BanyanKVSender,
-        KVClassType.RECEIVER: nixl.BanyanKVReceiver,
-    }
-    assert classes(TransferBackend.NIXL) == [mine.get(kind, kind) for kind in KVClassType]
-    assert classes(TransferBackend.FAKE) == list(KVClassType)
-
-
-def test_classes_when_banyan_is_off_then_all_are_sglangs(monkeypatch):
-    monkeypatch.setattr(runtime, "config", lambda: None)
-    assert classes(TransferBackend.NIXL) == list(KVClassType)
-
-
-@pytest.mark.parametrize("is_sharing", [True, False])
-def test_decode_queue_when_it_was_processed_then_completions_are_collected_where_there_is_a_linker(
-    monkeypatch, is_sharing
-):
-    monkeypatch.setattr(runtime, "is_sharing", lambda: is_sharing)
-    monkeypatch.setattr(runtime, "is_on_gpu", lambda: True)
-    collected = []
-    monkeypatch.setattr(decode.taking_back, "collect", lambda: None)
-    tree = SimpleNamespace(check_hicache_events=lambda: collected.append(True))
-    after_process_decode_queue(None, SimpleNamespace(tree_cache=tree))
-    assert len(collected) == is_sharing
-
-
-@pytest.mark.parametrize(
-    ("waiting", "is_running", "is_on_gpu", "num_pauses"),
-    [([], False, False, 1), (["handed over"], False, False, 0), ([], True, False, 0), ([], False, True, 0)],
-)
-def test_decode_queue_when_nothing_is_to_be_computed_then_a_cpus_scheduler_pauses(
-    monkeypatch, waiting, is_running, is_on_gpu, num_pauses
-):
-    monkeypatch.setattr(runtime, "is_sharing", lambda: True)
-    monkeypatch.setattr(runtime, "is_on_gpu", lambda: is_on_gpu)
-    monkeypatch.setattr(decode.taking_back, "collect", lambda: None)
-    paused_s = []
-    monkeypatch.setattr(decode, "_pauses", Pauses(paused_s.append))
-    scheduler = SimpleNamespace(
-        tree_cache=SimpleNamespace(check_hicache_events=lambda: None),
-        waiting_queue=waiting,
-        running_batch=SimpleNamespace(is_empty=lambda: not is_running),
-    )
-    after_process_decode_queue(None, scheduler)
-    assert len(paused_s) == num_pauses
-
-
-def test_agent_when_it_is_made_on_a_cpu_then_its_progress_thread_pauses_and_later_agents_are_nixls_own():
-    from nixl._api import nixl_agent, nixl_agent_config
-
-    bindings = sys.modules[nixl_agent.__module__].nixlBind
-    native = bindings.nixlAgent
-    pauses_us = []
-
-    def spy(name, config):
-        pauses_us.append(config.pthrDelay)
-        return native(name, config)
-
-    bindings.nixlAgent = spy
-    try:
-        with nixl.pausing_progress():
-            nixl_agent("pausing", nixl_agent_config(backends=[]))
-        nixl_agent("spinning", nixl_agent_config(backends=[]))
-    finally:
-        bindings.nixlAgent = native
-    assert pauses_us == [nixl.PROGRESS_PAUSE_US, 0]

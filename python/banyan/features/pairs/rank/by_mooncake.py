@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's hand-over by Mooncake, with what is different in all (``hand_over``). Chunks leave as SGLang sends them.
+
+SGLang's threads end at a request of a decode server that has not said where its pool lies, and at one whose pages are
+divided in a way that they do not know: both are foreign here. On a CPU Mooncake is told to use TCP by
+``MC_FORCE_TCP=1``; it finds out by itself what memory a pool lies in.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from sglang.srt.disaggregation.mooncake.conn import (
+    KVArgsRegisterInfo,
+    MooncakeKVManager,
+    MooncakeKVReceiver,
+    MooncakeKVSender,
+    TransferInfo,
+)
+from sglang.srt.disaggregation.utils import KVClassType
+
+from banyan.features.pairs.rank.control_port import MAX_NAME, MAX_PEERS, ControlMessages, is_room
+from banyan.features.pairs.rank.hand_over import HandOver, TellingSender, rank_to_name
+from banyan.features.pairs.rank.sealed import sealing_what_listens
+from banyan.features.pairs.rank.taking_back import TakingReceiver
+from banyan.sglang_plugin import runtime
+
+SESSION = re.compile(r".+:[0-9]{1,5}")
+"""SGLang takes the port from behind the last colon, on the scheduler's thread."""
+
+
+def _is_likely(said: KVArgsRegisterInfo | TransferInfo) -> bool:
+    if len(said.mooncake_session_id) > MAX_NAME or not SESSION.fullmatch(said.mooncake_session_id):
+        return False
+    if isinstance(said, TransferInfo):
+        return is_room(said)
+    return 0 < said.dst_attn_tp_size <= MAX_PEERS and 0 <= said.dst_tp_rank < MAX_PEERS
+
+
+MESSAGES = ControlMessages((), KVArgsRegisterInfo.from_zmq, TransferInfo.from_zmq, _is_likely)
+
+
+class MooncakeHandOver(HandOver, MooncakeKVManager):
+    """A rank's."""
+
+    messages = MESSAGES
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        # The threads start in here.
+        self.prepare()
+        with sealing_what_listens():
+            super().__init__(*args, **named)
+        self.attn_dp_rank = rank_to_name(self)
+
+    def start_prefill_thread(self) -> None:
+        self.screen()
+        super().start_prefill_thread()
+
+    def may_say(self, said: Any) -> bool:
+        if isinstance(said, TransferInfo):
+            return said.is_dummy or said.mooncake_session_id in self.decode_kv_args_table
+        try:
+            return not self.requires_dcp_relayout(said.dst_dcp_size, said.dst_dcp_rank)
+        except RuntimeError:
+            return False
+
+    def _publish_peer_registration(self, mooncake_session_id: str, decode_kv_args: Any) -> str | None:
+        """Take a decode server in; else why not. One that does not fit does not end the thread that serves all."""
+        if not self.has_place(mooncake_session_id, decode_kv_args.endpoint):
+            return "there is no place"
+        return super()._publish_peer_registration(mooncake_session_id, decode_kv_args)
+
+
+class MooncakeSender(TellingSender, MooncakeKVSender):
+    """One request's."""
+
+    @property
+    def supports_host_tensor_indices(self) -> bool:
+        """Whether page numbers come in pinned memory, behind a CUDA event."""
+        return runtime.is_on_gpu()
+
+
+class MooncakeReceiver(TakingReceiver, MooncakeKVReceiver):
+    """What a decode server's requests receive with."""
+
+
+CLASSES: dict[KVClassType, type] = {
+    KVClassType.MANAGER: MooncakeHandOver,
+    KVClassType.SENDER: MooncakeSender,
+    KVClassType.RECEIVER: MooncakeReceiver,
+}

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's hand-over by NIXL, with what is different in all (``hand_over``), and: pools in DRAM are registered as such,
+on a CPU nobody spins, and there layers leave when they are complete (``layerwise``).
+
+NIXL's progress thread polls without a pause, for network cards that nothing else would wake. On a CPU it takes the
+cores that compute, also while the server is idle. Here it waits for an event between its polls.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sglang.srt.disaggregation.nixl.conn import (
+    GUARD,
+    KVArgsRegisterInfo,
+    NixlKVManager,
+    NixlKVReceiver,
+    NixlKVSender,
+    TransferInfo,
+)
+from sglang.srt.disaggregation.utils import KVClassType
+
+from banyan.features.pairs.rank.control_port import MAX_NAME, MAX_PEERS, ControlMessages, is_room
+from banyan.features.pairs.rank.hand_over import HandOver, TellingSender, rank_to_name
+from banyan.features.pairs.rank.layerwise import LayerwiseSender
+from banyan.features.pairs.rank.sealed import sealing_what_listens
+from banyan.features.pairs.rank.taking_back import TakingReceiver
+from banyan.sglang_plugin import runtime
+
+logger = logging.getLogger("banyan")
+
+PROGRESS_PAUSE_US = 1000
+"""The longest wait of NIXL's progress thread; what UCX can announce ends it at once."""
+
+
+def _is_likely(said: KVArgsRegisterInfo | TransferInfo) -> bool:
+    if len(said.agent_name) > MAX_NAME:
+        return False
+    if isinstance(said, TransferInfo):
+        return is_room(said)
+    return 0 < said.decode_tp_size <= MAX_PEERS and 0 <= said.decode_tp_rank < said.decode_tp_size
+
+
+MESSAGES = ControlMessages((GUARD,), KVArgsRegisterInfo.from_zmq, TransferInfo.from_zmq, _is_likely)
+
+
+@contextmanager
+def pausing_progress() -> Iterator[None]:
+    """NIXL agents that are made in here pause between their polls. Its Python class has no argument for that, and sets
+    the pause to zero; the native one that it makes is the next place to say it."""
+    from nixl._api import nixl_agent
+
+    bindings = sys.modules[nixl_agent.__module__].nixlBind
+    native = bindings.nixlAgent
+
+    def make(name: str, config: Any) -> Any:
+        config.pthrDelay = PROGRESS_PAUSE_US
+        return native(name, config)
+
+    bindings.nixlAgent = make
+    try:
+        yield
+    finally:
+        bindings.nixlAgent = native
+
+
+class NixlHandOver(HandOver, LayerwiseSender, NixlKVManager):
+    """A rank's."""
+
+    messages = MESSAGES
+
+    def __init__(self, args: Any, *more: Any, **named: Any) -> None:
+        # The threads start in here.
+        self.prepare()
+        self.prepare_advances()
+        with sealing_what_listens():
+            if runtime.is_on_gpu():
+                super().__init__(args, *more, **named)
+            else:
+                args.kv_data_mem_kinds = ["DRAM"] * len(args.kv_data_ptrs)
+                with pausing_progress():
+                    super().__init__(args, *more, **named)
+        self.attn_dp_rank = rank_to_name(self)
+
+    def _start_bootstrap_thread(self) -> None:
+        self.screen()
+        super()._start_bootstrap_thread()
+
+    def _add_remote_peer(self, decode_kv_args: Any) -> None:
+        """Take a decode server in. One that does not fit is refused, and does not end the thread that serves all."""
+        if not self.has_place(decode_kv_args.agent_name, decode_kv_args.endpoint):
+            return
+        try:
+            super()._add_remote_peer(decode_kv_args)
+        except Exception:
+            self.decode_kv_args_table.pop(decode_kv_args.agent_name, None)
+            logger.exception("banyan: the decode server at %s does not fit: not taken in", decode_kv_args.endpoint)
+
+    def _await_handles(self, handles: Any, *, failure_seen: bool) -> Any:
+        if not failure_seen and not runtime.is_on_gpu():
+            self.settle(handles)
+        return super()._await_handles(handles, failure_seen=failure_seen)
+
+    def over(self, room: int) -> None:
+        super().over(room)
+        self.forget_advances(room)
+
+
+class NixlSender(TellingSender, NixlKVSender):
+    """One request's. ``advanced_tokens``: up to where of its prompt advances have begun."""
+
+    advanced_tokens = 0
+
+
+class NixlReceiver(TakingReceiver, NixlKVReceiver):
+    """What a decode server's requests receive with."""
+
+
+CLASSES: dict[KVClassType, type] = {
+    KVClassType.MANAGER: NixlHandOver,
+    KVClassType.SENDER: NixlSender,
+    KVClassType.RECEIVER: NixlReceiver,
+}

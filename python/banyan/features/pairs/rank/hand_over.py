@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is different in a hand-over, whichever engine carries it: whoever waits is told, replicas are found, foreign
+messages stop nothing (``control_port``) and do not arrive where there is a secret (``sealed``).
+
+SGLang's sender tells nobody that it was aborted: the decode server waits for 300 s. Here it tells the decode server at
+once; one that has not asked yet is told when it asks.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import zmq
+from sglang.srt.disaggregation.base.conn import KVPoll
+from sglang.srt.disaggregation.common.conn import CommonKVReceiver
+
+from banyan.features.pairs import AskedRooms
+from banyan.features.pairs.rank.control_port import (
+    DEFERRED_TAGS,
+    MAX_PEERS,
+    REGISTRATION,
+    STAGING_TAGS,
+    ControlMessages,
+    ScreenedSocket,
+    is_understood,
+)
+from banyan.features.pairs.rank.sealed import receiver_context
+from banyan.sglang_plugin.rank.reporting import report
+
+logger = logging.getLogger("banyan")
+
+MAX_GIVEN_UP = 4096
+"""Rooms remembered: of requests whose decode server has not asked yet, which takes it milliseconds."""
+
+GIVEN_UP = "the prefill server has given this request up"
+
+
+def rank_to_name(manager: Any) -> int:
+    """The rank that a prefill server names for a room. Decode servers find a replica (``--dp``) under its own number;
+    SGLang names the attention rank, which is 0 in every replica, so that all but the first would wait for ever."""
+    return int(manager.system_dp_rank if manager.system_dp_size > 1 else manager.attn_dp_rank)
+
+
+class HandOver:
+    """In front of SGLang's manager of an engine. States of a room given up: told at once, or remembered until its
+    decode server asks -> told."""
+
+    messages: ControlMessages
+    _has_refused = False
+
+    def prepare(self) -> None:
+        """To be called before SGLang's own construction, which starts the threads."""
+        self.rooms = AskedRooms(time.monotonic)
+        self._given_up: dict[int, None] = {}
+        self._given_up_lock = threading.Lock()
+
+    def add_transfer_request(self, bootstrap_room: int, kv_indices: Any, *more: Any, **named: Any) -> Any:
+        """SGLang queues here what a request has to send: its pages, or those of a chunk."""
+        manager: Any = self
+        if bootstrap_room in manager.transfer_infos:
+            report.handed_over(len(kv_indices))
+        return super().add_transfer_request(bootstrap_room, kv_indices, *more, **named)  # type: ignore[misc]
+
+    # ---- the thread of the control port ------------------------------------------------------------------------
+
+    def screen(self) -> None:
+        """To be called before SGLang's thread takes the socket."""
+        self.server_socket: Any = ScreenedSocket(self.server_socket, self._is_foreign, report.foreign)
+
+    def _tags(self) -> Collection[bytes]:
+        """Of the messages that SGLang understands because something is switched on."""
+        manager: Any = self
+        deferred = DEFERRED_TAGS if manager.deferred_bootstrap is not None else ()
+        return (*deferred, *(STAGING_TAGS if manager.enable_staging else ()))
+
+    def _is_foreign(self, message: Sequence[bytes]) -> bool:
+        """Whether SGLang is not to see it."""
+        if is_understood(message, self._tags()):
+            return False
+        said = self.messages.read(message)
+        if said is None:
+            return True
+        if not self.may_say(said):
+            return True
+        if message[len(self.messages.guard)] == REGISTRATION:
+            return False
+        manager: Any = self
+        if len(manager.transfer_infos.get(said.room, ())) >= MAX_PEERS:
+            return True
+        for forgotten in self.rooms.asked(said.room):
+            self._forget_room(forgotten)
+        return False
+
+    def may_say(self, said: Any) -> bool:
+        """Whether the engine's threads go on when they have read it."""
+        return True
+
+    def _forget_room(self, room: int) -> None:
+        """No request has come to it."""
+        manager: Any = self
+        tables = (manager.request_status, manager.transfer_infos, manager.req_to_decode_prefix_len)
+        for table in (*tables, manager.failure_records):
+            table.pop(room, None)
+
+    def has_place(self, name: str, endpoint: str) -> bool:
+        """Whether one more rank of a decode server is taken in. The first that is not is told of in the log."""
+        known = self.decode_kv_args_table  # type: ignore[attr-defined]
+        if name in known or len(known) < MAX_PEERS:
+            return True
+        if not self._has_refused:
+            self._has_refused = True
+            logger.error(
+                "banyan: %d ranks of decode servers have said where their pools lie: the one at %s is not taken "
+                "in, nor are later ones. Restart this server; without --banyan-secret-file anybody can say so",
+                MAX_PEERS,
+                endpoint,
+            )
+        return False
+
+    # ---- rooms that are over ------------------------------------------------------------------------------------
+
+    def over(self, room: int) -> None:
+        """Its request has ended here."""
+        self.rooms.release(room)
+
+    def give_up(self, room: int) -> None:
+        """Nothing more is sent in this room; its decode server learns it now, or when it asks."""
+        manager: Any = self
+        with self._given_up_lock:
+            has_asked = bool(manager.transfer_infos.get(room))
+            if not has_asked:
+                self._given_up[room] = None
+                while len(self._given_up) > MAX_GIVEN_UP:
+                    del self._given_up[next(iter(self._given_up))]
+        manager.conclude_failure(bootstrap_room=room, failure_reason=GIVEN_UP)
+
+    def update_status(self, bootstrap_room: int, status: Any) -> None:
+        """SGLang says here that a decode server has asked for this room."""
+        manager: Any = self
+        if status == KVPoll.WaitingForInput and self._is_given_up(bootstrap_room):
+            manager.request_status.setdefault(bootstrap_room, KVPoll.Failed)
+            manager.conclude_failure(bootstrap_room=bootstrap_room, failure_reason=GIVEN_UP)
+            for table in (manager.request_status, manager.transfer_infos, manager.failure_records):
+                table.pop(bootstrap_room, None)
+            return
+        super().update_status(bootstrap_room, status)  # type: ignore[misc]
+
+    def _is_given_up(self, room: int) -> bool:
+        with self._given_up_lock:
+            return self._given_up.pop(room, self) is None
+
+
+class TellingSender:
+    """In front of SGLang's sender of one request: an abort reaches the other side."""
+
+    kv_mgr: Any
+    bootstrap_room: int
+    conclude_state: Any
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.kv_mgr.rooms.claim(self.bootstrap_room)
+
+    def clear(self) -> None:
+        super().clear()  # type: ignore[misc]
+        self.kv_mgr.over(self.bootstrap_room)
+
+    def abort(self) -> None:
+        has_sent = KVPoll.Success in (self.conclude_state, self.kv_mgr.request_status.get(self.bootstrap_room))
+        super().abort()  # type: ignore[misc]
+        self.kv_mgr.over(self.bootstrap_room)
+        if not has_sent:
+            self.kv_mgr.give_up(self.bootstrap_room)
+
+
+@functools.cache
+def receiver_class(receiver: type[CommonKVReceiver]) -> type[CommonKVReceiver]:
+    """The engine's, whose sockets speak to who knows the secret where this server has one. Asked for with each
+    request."""
+    context = receiver_context()
+    if context is None:
+        return receiver
+    # Tables of its own, too: SGLang's keep sockets of SGLang's context.
+    context.set(zmq.MAX_SOCKETS, receiver._ctx.get(zmq.MAX_SOCKETS))
+    return type("SealedKVReceiver", (receiver,), {"_ctx": context, "_socket_cache": {}, "_socket_locks": {}})
