@@ -38,6 +38,8 @@ from banyan.transport.cuda_ipc.description import PlacedExtent, PoolDescription,
 NAMESPACE = bytes(range(32))
 MOST_BLOCKS = 64
 NUM_FRAMES = 16
+FRAMES = b"\x1e"
+"""Between the frames of a message of several."""
 LINE = re.compile("now:|^$")
 CHAT = {
     "model": "m",
@@ -137,42 +139,28 @@ def readers() -> list[Reader]:
 
 
 def of_pairs() -> list[Reader]:
-    """Those that are SGLang's own beside ours."""
-    from banyan.features.pairs.rank import control_port
+    """Those that are SGLang's own beside ours: what decode servers send to prefill servers."""
+    from banyan.features.pairs.rank import by_mooncake, by_nixl
 
-    def read(payload: bytes) -> None:
-        message = payload.split(b"\x1e")
-        if not control_port.is_foreign(message, stages=False):
-            control_port.room_of(message)
+    pages, pool = array("i", [1, 2]).tobytes(), array("Q", [4096]).tobytes()
+    there = (b"10.0.0.2", b"4242")
+    (guard,) = by_nixl.MESSAGES.guard
+    nixl = (
+        (guard, b"7", *there, b"agent", pages, b"0", b"1", b"", b"0", b"0"),
+        (guard, b"None", *there, b"agent", b"metadata", b"", b"", b"", b"0", b"1", b"0", b"64"),
+    )
+    mooncake = (
+        (b"7", *there, b"a:1", pages, b"0", b"", b"1", b"0", b""),
+        (b"None", *there, b"a:1", pool, b"", b"", b"0", b"1", b"64", *(b"",) * 6, b"1", b"0", b"", b""),
+    )
+    return [
+        Reader(f"hand-over by {name}", partial(_read_frames, messages.read), (), [FRAMES.join(one) for one in seeds])
+        for name, messages, seeds in (("NIXL", by_nixl.MESSAGES, nixl), ("Mooncake", by_mooncake.MESSAGES, mooncake))
+    ]
 
-    asks = (
-        control_port.GUARD,
-        b"7",
-        b"127.0.0.1",
-        b"5000",
-        b"agent",
-        array("i", [1, 2]).tobytes(),
-        b"3",
-        b"1",
-        b"",
-        b"16",
-        b"",
-    )
-    tells = (
-        control_port.GUARD,
-        b"None",
-        b"127.0.0.1",
-        b"5000",
-        b"agent",
-        b"meta",
-        array("Q", [4096]).tobytes(),
-        b"",
-        b"",
-        b"0",
-    )
-    more = (b"2", b"0", b"64", b"", b"", b"0", b"0", b"9")
-    seeds = [b"\x1e".join(asks), b"\x1e".join((*tells, *more)), b"\x1e".join((control_port.ABORT_TAG, b"7", b"x"))]
-    return [Reader("hand-over", read, (), seeds)]
+
+def _read_frames(read: Callable[[Sequence[bytes]], object], payload: bytes) -> None:
+    read(payload.split(FRAMES))
 
 
 def _json(value: object) -> bytes:
