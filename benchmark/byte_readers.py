@@ -28,7 +28,7 @@ from banyan.router.description import Description, read_loads
 from banyan.router.dropped_lines import DroppedLines
 from banyan.router.events import EventFeed, read_batch, read_number
 from banyan.router.load_feed import LoadStat, read_load
-from banyan.router.paths import BY_PATH
+from banyan.router.paths import BY_PATH, By
 from banyan.router.verdict import TooLong, WholeEvents
 from banyan.routing.conversation import conversation_of
 from banyan.routing.hint import PrefixHint, ReadHint, SourceHint
@@ -115,10 +115,7 @@ def readers() -> list[Reader]:
     """Those that need no SGLang."""
     refused = msgspec.DecodeError
     return [
-        *(
-            Reader(f"body {path}", partial(_body, path), (), [_json(body) for body in BODIES])
-            for path in sorted(BY_PATH)
-        ),
+        *(Reader(f"body {path}", partial(_body, path), (), [_json(body) for body in BODIES]) for path in _read_paths()),
         Reader("fields", _fields, (refused,), [_json(body) for body in BODIES]),
         Reader("header", _header, (), [b"a:1 5", b"a:1,[::1]:2", b"none"]),
         Reader("description", _description, (refused, ValueError), [_json(SERVER)]),
@@ -161,6 +158,11 @@ def of_pairs() -> list[Reader]:
 
 def _read_frames(read: Callable[[Sequence[bytes]], object], payload: bytes) -> None:
     read(payload.split(FRAMES))
+
+
+def _read_paths() -> list[str]:
+    """Those whose requests a router reads."""
+    return [path for path, row in sorted(BY_PATH.items()) if row.by not in (By.LOAD, By.NOTHING)]
 
 
 def _json(value: object) -> bytes:
