@@ -97,8 +97,9 @@ def test_request_when_clients_send_it_again_and_again_then_two_servers_are_all_t
 
 
 def test_requests_when_a_killer_is_among_them_then_it_is_found_and_all_but_the_last_are_answered(monkeypatch):
-    # On a busy machine an innocent one may take longer to answer.
+    # On a busy machine an innocent one may take longer to answer, and connections longer to break.
     monkeypatch.setattr(suspects, "TRIAL_S", 30.0)
+    monkeypatch.setattr(suspects, "TOGETHER_S", 1.0)
 
     async def scenario():
         servers = [FakeServer(name) for name in "abc"]
