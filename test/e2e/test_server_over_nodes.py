@@ -5,6 +5,7 @@ tell."""
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -89,7 +90,7 @@ def there(alone) -> Iterator[OnFirstNode]:
 
 @pytest.fixture(scope="module")
 def asked() -> Iterator[list[int]]:
-    return iter(asking.prompts(16))
+    return iter(asking.prompts(17))
 
 
 def whole_pages(ids: list[int]) -> int:
@@ -128,6 +129,17 @@ def test_rank_when_it_is_on_another_node_then_it_believes_the_dispatcher(there, 
     by_policy = [sum(state[f"placed_{reason}"] for reason in Reason) for state in states.values()]
     assert sorted(states) == [0, 1, 2, 3] and all(by_policy), by_policy
     assert all(state["num_ranks"] == state["num_live_ranks"] == 2 for state in states.values())
+
+
+def test_loads_when_ranks_are_on_two_nodes_then_the_dispatcher_hears_all_of_them(there, ranks, asked):
+    ids, began_s = next(asked), time.time()
+    for rank in range(4):
+        there(ranks.ask, ids, rank)
+    # What the dispatcher has read: nobody else takes what comes over the network.
+    deadline_s = time.monotonic() + SETTLES_S
+    while sum(load["timestamp"] > began_s for load in json.loads(there(ranks.get, "/v1/loads"))["loads"]) < 4:
+        assert time.monotonic() < deadline_s, there(ranks.get, "/v1/loads")
+        time.sleep(0.5)
 
 
 def test_flush_when_ranks_are_on_two_nodes_then_nobody_finds_anything(there, ranks, asked):

@@ -6,9 +6,11 @@ import os
 import pickle
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from sglang.srt.managers import load_snapshot
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import ServerArgs, prepare_server_args
 
@@ -159,6 +161,22 @@ def test_start_when_a_server_lies_on_several_nodes_then_the_rank_table_is_of_thi
     carried = runtime.bookkeeping(prepare_server_args([*over, "--enable-banyan"]))
     assert Layout.from_dict(carried["layout"]).ranks_here == range(2, 4)
     assert _native.RankTable.open(carried["rank_table"]).num_slots == 8
+
+
+@pytest.mark.parametrize(
+    "mode", [[], ["--disaggregation-transfer-backend", "nixl", "--disaggregation-mode", "prefill"]]
+)
+def test_start_when_a_server_lies_on_several_nodes_then_its_dispatcher_hears_the_loads_of_all_ranks(
+    clean_environment, monkeypatch, mode
+):
+    over = [*BASE[:-2], "--tp-size", "8", "--attn-dp-size", "4", "--nnodes", "2", *mode, "--enable-banyan"]
+    method = prepare_server_args(over).load_balance_method
+    parallel = SimpleNamespace(attn_dp_enabled=True, nnodes=2, node_rank=0, num_dp_ranks=4, load_balance_method=method)
+    monkeypatch.setattr(load_snapshot, "get_parallel", lambda: parallel)
+    monkeypatch.setattr(load_snapshot, "get_serving", lambda: SimpleNamespace(tokenizer_worker_num=1))
+    callers = ("DataParallelController", "TokenizerManager")
+    assert [load_snapshot.zmq_reader_owner(caller) for caller in callers] == [True, False]
+    assert prepare_server_args([*over, "--load-balance-method", "round_robin"]).load_balance_method == "round_robin"
 
 
 def test_start_when_sharing_is_off_then_only_the_cpu_engine_is_on():

@@ -86,8 +86,9 @@ class Placer:
     def unheard_s(self, now_s: float) -> dict[int, float]:
         """By rank, for how long something sent there is in none of its reports. Empty where SGLang chooses: then nobody
         counts what was sent."""
-        if self._dispatcher is None or not self._dispatcher.unheard_s(now_s):
+        if self._dispatcher is None:
             return {}
+        # Also where nothing was sent: of ranks on other nodes /v1/loads knows what is read here.
         self._read_loads(self._dispatcher)
         return self._dispatcher.unheard_s(now_s)
 

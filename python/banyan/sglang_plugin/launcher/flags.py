@@ -34,6 +34,10 @@ from banyan.store.location import FILE, HF3FS, StoreLocation, asked_scheme
 
 logger = logging.getLogger("banyan")
 
+HEARS_LOADS = "total_tokens"
+"""One of SGLang's ways to choose ranks, which it does not do then. Of a server over several nodes the ranks tell their
+loads over the network, and only with such a way the dispatcher is who listens; else nobody does until ``/v1/loads``."""
+
 F = TypeVar("F")
 
 HTTP_WORKER = "banyan.sglang_plugin.launcher.http_worker:app"
@@ -186,6 +190,8 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
         carried["server"] = uuid.uuid4().hex
     if args.tokenizer_worker_num > 1:
         config.serve_in_workers(HTTP_WORKER)
+    if wanted.policy != config.SGLANG_POLICY and layout.num_nodes > 1 and args.elastic_ep_backend is None:
+        args.load_balance_method = HEARS_LOADS
     logger.info("banyan: on, share=%s, %s", wanted.share, layout.words())
     return carried
 
