@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -114,11 +115,14 @@ class Reader:
 def readers() -> list[Reader]:
     """Those that need no SGLang."""
     refused = msgspec.DecodeError
+    bodies, headers = [_json(body) for body in BODIES], {"x-session-id": "s"}
     return [
-        *(Reader(f"body {path}", partial(_body, path), (), [_json(body) for body in BODIES]) for path in _read_paths()),
-        Reader("fields", _fields, (refused,), [_json(body) for body in BODIES]),
-        Reader("header", _header, (), [b"a:1 5", b"a:1,[::1]:2", b"none"]),
-        Reader("description", _description, (refused, ValueError), [_json(SERVER)]),
+        *(Reader(f"body {path}", partial(read_body, path, headers=headers), (), bodies) for path in _read_paths()),
+        Reader("fields", _fields, (refused,), bodies),
+        Reader(
+            "header", lambda payload: read_header(payload.decode("latin-1")), (), [b"a:1 5", b"a:1,[::1]:2", b"none"]
+        ),
+        Reader("description", _description, (refused,), [_json(SERVER)]),
         Reader(
             "stream",
             _stream,
@@ -169,10 +173,11 @@ def _json(value: object) -> bytes:
     return json.dumps(value).encode()
 
 
-def _body(path: str, body: bytes) -> None:
-    read = prompt.read(path, body, {"x-session-id": "s"})
+def read_body(path: str, body: bytes, headers: Mapping[str, str]) -> None:
+    """A request that a router gets: it is placed and passed on."""
+    read = prompt.read(path, body, headers)
     known = Asked(read, read.token_ids)
-    assert known.num_tokens >= 0
+    assert known.num_tokens >= 0 and len(known.pieces) * 256 <= len(read.row() or b"")
     if read.token_ids is not None:
         list(known.ids(4))
     if read.tokenize is not None:
@@ -180,7 +185,9 @@ def _body(path: str, body: bytes) -> None:
     without = DroppedLines(LINE).without(BY_PATH[path], body)
     if read.may_pin:
         # What was a body is one.
-        json_of(prompt.pin(body, 1))
+        pinned = prompt.pin(body, 1)
+        assert len(pinned) > len(body)
+        json_of(pinned)
         json_of(without)
     address(body, Rendezvous("host", 1, 2))
     has_broken(200, body, is_stream=True)
@@ -199,23 +206,47 @@ def _fields(body: bytes) -> None:
         assert hint is None or kind.from_payload(hint.payload()) == hint
 
 
-def _header(value: bytes) -> None:
+def read_header(value: str) -> None:
+    """What a router says to a server: it is read as it was written, or not ours."""
     for kind in (ReadHint, SourceHint):
-        hint = kind.from_header(value.decode("latin-1"))
+        hint = kind.from_header(value)
         assert hint is None or kind.from_header(hint.header()) == hint
+
+
+def _header(payload: bytes) -> None:
+    read_header(payload.decode("latin-1"))
+
+
+def read_description(said: Mapping[str, Any]) -> None:
+    """What a server says of itself, and of its loads: each is read or refused."""
+    with contextlib.suppress(ValueError):
+        description = Description.read(said, "http://a:1")
+        assert len(description.sources) <= 4096 and 0 < description.num_ranks <= 4096
+    with contextlib.suppress(ValueError):
+        read_loads(said, 0.0)
 
 
 def _description(payload: bytes) -> None:
     said = json_of(payload)
     if isinstance(said, dict):
-        read_loads(said, 0.0)
-        assert 0 < Description.read(said, "http://a:1").num_ranks <= 4096
+        read_description(said)
 
 
-def _stream(chunks: bytes) -> None:
-    events = WholeEvents(max_bytes=4096)
-    passed = b"".join(events.feed(chunks[at : at + 7]) for at in range(0, len(chunks), 7))
-    assert passed + events.close() == chunks
+def read_stream(chunks: Sequence[bytes], *, max_bytes: int) -> None:
+    """An answer in pieces: all of it is passed on.
+
+    Raises:
+        TooLong: for an event of more than ``max_bytes``.
+    """
+    events, whole, passed = WholeEvents(max_bytes), b"".join(chunks), b""
+    for chunk in chunks:
+        passed += events.feed(chunk)
+        assert whole.startswith(passed)
+    assert passed + events.close() == whole
+
+
+def _stream(payload: bytes) -> None:
+    read_stream([payload[at : at + 7] for at in range(0, len(payload), 7)], max_bytes=4096)
 
 
 class _Events:

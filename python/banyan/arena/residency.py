@@ -184,18 +184,14 @@ class Residency:
         while num_to_examine > 0 and len(victims) < num_frames and self._key_of:
             candidates = list(islice(self._key_of, num_frames - len(victims)))
             num_to_examine -= len(candidates)
-            touched = frame_ids(self._frame_table.take_touched(array("q", candidates)))
-            leaving = candidates
-            if touched or self._holds:
-                staying = {*touched, *(self._holds.keys() & candidates)}
-                leaving = [frame for frame in candidates if frame not in staying]
-                for frame in candidates:
-                    if frame in staying:
-                        self._key_of.move_to_end(frame)
-            victims += leaving
-            gone += map(self._key_of.pop, leaving)
-        for key in gone:
-            del self._frame_of[key]
+            touched = set(frame_ids(self._frame_table.take_touched(array("q", candidates))))
+            for frame in candidates:
+                if frame in touched or frame in self._holds:
+                    self._key_of.move_to_end(frame)
+                else:
+                    victims.append(frame)
+                    gone.append(self._key_of.pop(frame))
+                    del self._frame_of[gone[-1]]
         self.num_evicted += len(victims)
         for watch in self._watches:
             watch.evicted(gone)

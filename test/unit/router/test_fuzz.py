@@ -14,16 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from banyan.features.pairs.rendezvous import Rendezvous, address, has_broken
 from banyan.router import prompt
-from banyan.router.asked_prompt import Asked
 from banyan.router.blocks import MAX_MEDIA, RankBlocks
-from banyan.router.description import Description, read_loads
 from banyan.router.events import BlockRemoved, BlockStored, EventFeed, read_batch, read_number
 from banyan.router.load_feed import read_load
 from banyan.router.paths import BY_PATH
-from banyan.router.verdict import TooLong, WholeEvents
-from banyan.routing.hint import ReadHint, SourceHint
+from banyan.router.verdict import TooLong
+from benchmark.byte_readers import read_body, read_description, read_header, read_stream
 
 NAMES = (
     *("text", "input_ids", "prompt", "messages", "role", "content", "type", "tools", "stream", "image_data"),
@@ -79,47 +76,22 @@ BODIES = st.binary() | st.builds(
 
 @given(st.sampled_from(sorted(BY_PATH)), BODIES, st.dictionaries(st.sampled_from(prompt.RANK_HEADERS), st.text()))
 def test_body_when_it_is_anything_then_it_is_placed_and_passed_on(path, body, headers):
-    read = prompt.read(path, body, headers)
-    asked = Asked(read, read.token_ids)
-    assert asked.num_tokens >= 0 and len(asked.pieces) * 256 <= len(read.row() or b"")
-    if read.token_ids is not None:
-        list(asked.ids(4))
-    if read.may_pin:
-        assert len(prompt.pin(body, 1)) > len(body)
-    address(body, Rendezvous("host", 1, 2))
-    has_broken(200, body, is_stream=True)
+    read_body(path, body, headers)
 
 
 @given(st.sampled_from(sorted(BY_PATH)), st.dictionaries(st.sampled_from(NAMES), objects(NAMES)))
 def test_fields_when_they_hold_anything_then_they_are_placed(path, fields):
-    body = json.dumps(fields).encode()
-    read = prompt.read(path, body, {})
-    asked = Asked(read, read.token_ids)
-    assert asked.num_tokens >= 0 and isinstance(asked.pieces, list)
-    if read.tokenize is not None:
-        msgspec.json.encode(read.tokenize)
-    if read.token_ids is not None:
-        list(asked.ids(4))
+    read_body(path, json.dumps(fields).encode(), {})
 
 
 @given(st.text() | st.from_regex(r"[a-z.:\[\] ,0-9]{0,40}"))
 def test_header_when_it_is_anything_then_it_is_read_or_not_ours(value):
-    for kind in (ReadHint, SourceHint):
-        hint = kind.from_header(value)
-        assert hint is None or kind.from_header(hint.header()) == hint
+    read_header(value)
 
 
 @given(st.dictionaries(st.sampled_from(SAID), objects(SAID)))
 def test_description_when_a_server_says_anything_then_it_is_read_or_refused(said):
-    said = json.loads(json.dumps(said))
-    try:
-        description = Description.read(said, "http://a:1")
-    except ValueError:
-        description = None
-    if description is not None:
-        assert len(description.sources) <= 4096 and 0 < description.num_ranks <= 4096
-    with contextlib.suppress(ValueError):
-        read_loads(said, 0.0)
+    read_description(json.loads(json.dumps(said)))
 
 
 @given(st.binary() | objects(SAID).map(lambda value: json.dumps(value).encode()))
@@ -160,11 +132,7 @@ def test_number_of_a_batch_when_it_is_anything_then_it_is_one_of_eight_bytes_or_
 
 @given(st.lists(st.binary(max_size=30) | st.sampled_from([b"\n", b"\r\n", b"data: x\n\n"])))
 def test_stream_when_it_is_cut_anywhere_then_all_is_passed_on_or_it_is_too_long(chunks):
-    events, passed = WholeEvents(max_bytes=100), b""
     try:
-        for chunk in chunks:
-            passed += events.feed(chunk)
-            assert b"".join(chunks).startswith(passed)
-        assert passed + events.close() == b"".join(chunks)
+        read_stream(chunks, max_bytes=100)
     except TooLong:
         assert sum(map(len, chunks)) > 100
