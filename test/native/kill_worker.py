@@ -6,9 +6,9 @@ from __future__ import annotations
 import sys
 
 import numpy as np
+from processes import Pool, frames, key
 
 from banyan._native import RankTable
-from processes import Pool, frames, key
 
 NUM_FRAMES = 64
 NUM_LAYERS = 4

@@ -13,9 +13,9 @@ import sys
 import time
 
 import numpy as np
+from processes import Pool, frames, ids, key
 
 from banyan._native import RankTable
-from processes import Pool, frames, ids, key
 
 NUM_FRAMES = 64
 NUM_LAYERS = 2

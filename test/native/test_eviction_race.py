@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import Process
 from race_worker import NUM_LAYERS, PAGE_BYTES, POSITIONS, num_torn
 
 from banyan._native import RankTable
-from processes import Process
 
 WORKER = Path(__file__).with_name("race_worker.py")
 NUM_COPIES = 1_000_000

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kill_worker import NUM_FRAMES, content, rank
+from processes import Process, frames, ids, key
 
 from banyan._native import RankTable
-from processes import Process, frames, ids, key
 
 WORKER = Path(__file__).with_name("kill_worker.py")
 NUM_PAGES = 16

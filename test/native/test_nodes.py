@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from node_worker import LAYER_BYTES, NUM_PAGES, node
+from processes import Process
 from test.unit.cache_rig import request
 from test.unit.directory.rig import frames, keys
 from test.unit.features.nodes.rig import Node, free_address, until, whole
@@ -18,7 +19,6 @@ from test.unit.features.nodes.rig import Node, free_address, until, whole
 from banyan.arena.page_source import Wanted
 from banyan.core import Address
 from banyan.features.nodes.tcp import STALL_S, Layers, TcpCarrier
-from processes import Process
 
 WORKER = Path(__file__).with_name("node_worker.py")
 WANTED = keys(*range(NUM_PAGES))

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import mooncake_cluster
 import pytest
+from processes import PYTHON_PATH
 from store_rig import (
     FRAME_BYTES,
     NUM_FRAMES,
@@ -40,7 +41,6 @@ from banyan.ports import PageStore
 from banyan.store import asked_store, backends
 from banyan.store.location import FILE, HF3FS
 from benchmark.mooncake import Mooncake
-from processes import PYTHON_PATH
 
 pytestmark = pytest.mark.native
 RIG = Path(__file__).with_name("store_rig.py")

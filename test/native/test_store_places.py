@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from processes import PYTHON_PATH
 
 WORKER = Path(__file__).with_name("store_worker.py")

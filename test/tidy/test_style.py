@@ -24,8 +24,8 @@ def run(*command):
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param((BIN / "ruff", "check", *CODE), id="ruff"),
-        pytest.param((BIN / "ruff", "format", "--check", *CODE), id="format"),
+        pytest.param((BIN / "ruff", "check", "--no-cache", *CODE), id="ruff"),
+        pytest.param((BIN / "ruff", "format", "--check", "--no-cache", *CODE), id="format"),
         pytest.param((BIN / "mypy",), id="mypy"),
         pytest.param((BIN / "lint-imports",), id="import-contracts"),
     ],
