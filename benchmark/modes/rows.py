@@ -346,7 +346,7 @@ def _needing() -> tuple[Mode, ...]:
             *("--enable-deterministic-inference", "--attention-backend", "fa3"),
         ),
         row("DeepSeek sparse attention (V3.2, GLM-5)", GPU),
-        row("DeepSeek-V4", "nothing: refused by its configuration, because its KV is compressed"),
+        row("DeepSeek-V4, compressed KV", "GPUs; no checkpoint of its shapes fits one"),
         row("sliding windows between GPUs (Gemma 4, Llama 4)", GPU),
         row("attention sinks beside sliding windows (gpt-oss)", GPU),
         row("state space and linear attention of other kinds (Mamba 2, Kimi Linear)", "kernels of a GPU"),

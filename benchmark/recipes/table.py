@@ -23,9 +23,8 @@ REMAINING = """
 ## What the refused lines would take
 
 - **No radix cache**: `--disable-radix-cache` is the user's own flag: there is no prefix to share.
-- **DeepSeek-V4**: a page is 256 tokens of KV that is compressed at two rates, an indexer's keys and a window, beside
-  states of the compressor that lie with the request. It takes a description of its pools as extents of one page, and
-  hooks where they are made.
+- **DeepSeek-V4**: alone and with its own drafts it is shared. In prefill/decode pairs it takes what other models with
+  windows take there: pages of two pools in one hand-over.
 - **Inkling**: it has pages of three kinds: full ones, windows, and states of convolutions. Pools (`two_kinds`), rank
   table and arena count one kind beside the full pages.
 - **DFLASH, DSPARK**: rows of the draft lie at the model's slots, and SGLang fills some a step late: pages may be

@@ -19,7 +19,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from banyan.ports import Copy, Frames, OwnFrameTable
 from banyan.supply import Supply
@@ -83,7 +83,8 @@ class WindowPages(KindPages):
     """Of a prefix only the last ``num_pages`` are needed.
 
     Args:
-        places: for each layer of the model, whether it is a window's (1) or not (0), and its number among those.
+        reached: for each layer of the model, how many layers of full pages and of window pages there are up to it,
+            itself included.
         num_draft_layers: how many lie behind the model's in a full page, and in a window page.
     """
 
@@ -93,12 +94,14 @@ class WindowPages(KindPages):
         supply: Supply,
         *,
         num_pages: int,
-        places: Sequence[tuple[int, int]],
+        reached: Sequence[tuple[int, int]],
         num_draft_layers: tuple[int, int] = (0, 0),
     ) -> None:
         super().__init__(frame_table, supply)
         self._num_pages = num_pages
-        self._reached = _reached(places, num_draft_layers)
+        *before, (full, windows) = reached
+        # A draft runs behind the last one.
+        self._reached = [*before, (full + num_draft_layers[0], windows + num_draft_layers[1])]
 
     def longest(self, keys: Sequence[str], most: int) -> int:
         """The longest restorable length of up to ``most`` pages; 0 where there is none."""
@@ -109,16 +112,15 @@ class WindowPages(KindPages):
         return _JoinedCopy((full, windows), self._reached)
 
 
-def _reached(places: Sequence[tuple[int, int]], num_draft_layers: tuple[int, int]) -> list[tuple[int, int]]:
-    """For each layer of the model, how many layers of either kind there are up to it, itself included. A draft runs
-    behind the last one."""
+def reached_in_turn(places: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Where a layer has pages of one kind: for each layer of the model, how many of full pages and of the second kind
+    there are up to it, itself included. ``places``: whether its pages are of the second kind (1) or full ones (0), and
+    its number among those."""
     counts, reached = [0, 0], []
     for part, place in places:
         counts[part] = place + 1
         reached.append((counts[0], counts[1]))
-    if reached:
-        reached[-1] = counts[0] + num_draft_layers[0], counts[1] + num_draft_layers[1]
-    return reached
+    return tuple(reached)
 
 
 class _JoinedCopy:

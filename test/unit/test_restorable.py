@@ -9,7 +9,7 @@ from test.unit.directory.rig import Rank, frames, ids, keys
 
 from banyan._native import RankTable
 from banyan.core import Run, SourceKind
-from banyan.restorable import WindowPages, longest_restorable, window_of
+from banyan.restorable import WindowPages, longest_restorable, reached_in_turn, window_of
 from banyan.supply import Supply
 from banyan.telemetry import Counters
 
@@ -26,7 +26,7 @@ class WindowRank:
         self.full, self.window = Rank(rank_table, slot), Rank(rank_table, behind + slot, namespace=WINDOWS)
         self.counters = Counters()
         supply = Supply(self.window.peers, [behind + 1 - slot], None)
-        self.pages = WindowPages(self.window.frame_table, supply, num_pages=num_pages, places=PLACES)
+        self.pages = WindowPages(self.window.frame_table, supply, num_pages=num_pages, reached=reached_in_turn(PLACES))
         self.cache = make_cache(
             self.full.frame_table, self.full.peers, slot=slot, counters=self.counters, windows=self.pages
         )

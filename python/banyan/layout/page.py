@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 KEYS, VALUES, LATENTS, INDEX_KEYS = "keys", "values", "latents", "index keys"
 RECURRENT_STATES, CONVOLUTION_INPUTS = "recurrent states", "convolution inputs"
+COMPRESSED_LATENTS, COMPRESSOR_STATES, INDEXER_STATES = "latents of", "compressor states", "indexer states"
 DRAFT = "draft"
 INDEX_SCALE_BYTES = 4
 INDEX_BLOCK = 128

@@ -30,6 +30,7 @@ class KindFacts:
 
     architecture: str = ""
     has_windows: bool = False
+    has_compressed_kv: bool = False
     has_states: bool = False
     device: str = "cpu"
     has_sinks: bool = False
@@ -65,7 +66,12 @@ _STATES = _Kind(
     slots="with states",
     way_out="use --banyan-share off",
 )
-_BOTH = (_WINDOWS, _STATES)
+_COMPRESSED = _Kind(
+    keeps="keeps its KV compressed, and its windows in a pool of their own",
+    slots="with two pools each",
+    way_out="use --banyan-share off",
+)
+_ALL = (_WINDOWS, _COMPRESSED, _STATES)
 
 _Row = tuple[tuple[_Kind, ...], Callable[[KindFacts], bool], Callable[[KindFacts, _Kind], str]]
 
@@ -74,6 +80,11 @@ _TABLE: tuple[_Row, ...] = (
         (_WINDOWS,),
         lambda f: f.device == "cpu" and f.has_sinks,
         lambda f, kind: "SGLang's attention sinks have no kernel for the CPU:",
+    ),
+    (
+        (_COMPRESSED,),
+        lambda f: f.device != "cuda",
+        lambda f, kind: f"SGLang's pools for it are known on NVIDIA GPUs only, and this is {f.device}:",
     ),
     (
         (_STATES,),
@@ -112,7 +123,7 @@ _TABLE: tuple[_Row, ...] = (
         ),
     ),
     (
-        _BOTH,
+        _ALL,
         lambda f: f.is_context_parallel,
         lambda f, kind: (
             "--attn-cp-size, --enable-prefill-cp: whether each shard of a context-parallel group has all of them is "
@@ -120,22 +131,22 @@ _TABLE: tuple[_Row, ...] = (
         ),
     ),
     (
-        _BOTH,
+        _ALL,
         lambda f: f.disaggregation_mode != "null",
         lambda f, kind: f"--disaggregation-mode {f.disaggregation_mode}: pairs hand over pages of one pool:",
     ),
     (
-        _BOTH,
+        _ALL,
         lambda f: f.deals_with_nodes,
         lambda f, kind: "--banyan-listen, --banyan-peers: other nodes are lent pages of one pool: drop those flags, or",
     ),
     (
-        _BOTH,
+        _ALL,
         lambda f: f.keeps_arena,
         lambda f, kind: "--banyan-keep-host-arena: what is kept has pages of one pool: drop that flag, or",
     ),
     (
-        _BOTH,
+        _ALL,
         lambda f: bool(f.asked_store),
         lambda f, kind: (
             f"--banyan-store {f.asked_store}://: a store that has to be asked is asked for pages of one pool: name a "
@@ -143,7 +154,7 @@ _TABLE: tuple[_Row, ...] = (
         ),
     ),
     (
-        _BOTH,
+        _ALL,
         lambda f: f.num_slots > MAX_SLOTS,
         lambda f, kind: (
             f"--dp-size, --tp-size: {kind.slots} the ranks take {f.num_slots} places of {MAX_SLOTS}: use fewer, or"
@@ -154,7 +165,9 @@ _TABLE: tuple[_Row, ...] = (
 
 def kind_refusals(facts: KindFacts) -> list[str]:
     """One line for each reason why what this model keeps cannot be shared; none for a model that keeps pages only."""
-    kept = [kind for kind, is_kept in ((_WINDOWS, facts.has_windows), (_STATES, facts.has_states)) if is_kept]
+    has_plain_windows = facts.has_windows and not facts.has_compressed_kv
+    kinds = (_WINDOWS, has_plain_windows), (_COMPRESSED, facts.has_compressed_kv), (_STATES, facts.has_states)
+    kept = [kind for kind, is_kept in kinds if is_kept]
     return [
         f"this model ({facts.architecture}) {kind.keeps}; {line(facts, kind)} {kind.way_out}"
         for kind in kept

@@ -20,8 +20,13 @@ class ModelFacts:
     has_index_keys: bool = False
     has_pooled_index_keys: bool = False
     has_compressed_kv: bool = False
+    compression_ratios: frozenset[int] = frozenset()
+    """Tokens of a row of compressed KV, over all layers; 0 for a layer that compresses nothing."""
     has_sparse_kv: bool = False
 
+
+COMPRESSION_RATIOS = frozenset({0, 4, 128})
+"""DeepSeek-V4's. Of other rates several layers share the rows of one."""
 
 LLAMAS = ("IQuestCoder", "InternLM3", "Llama", "Ministral3", "Mistral", "Phi3", "TeleFLM")
 SPLIT_VOCABULARIES = frozenset(f"{name}ForCausalLM" for name in LLAMAS)
@@ -42,8 +47,8 @@ def draft_vocabulary_refusal(architecture: str) -> str | None:
 
 
 def model_refusal(facts: ModelFacts) -> str | None:
-    """The line for a model that caches more than the KV of attention, or None. Windows alone,
-    and states alone, have features of their own."""
+    """The line for a model that caches more than the KV of attention, or None. Windows, alone or beside KV that is
+    compressed as DeepSeek-V4's, and states alone have features of their own."""
     if facts.steps_together_on_cpu and facts.architecture in SPLIT_VOCABULARIES:
         return (
             f"--enable-dp-attention, --attn-dp-size: SGLang divides the vocabulary of {facts.architecture} over "
@@ -56,7 +61,7 @@ def model_refusal(facts: ModelFacts) -> str | None:
             (facts.has_window, "sliding-window KV"),
             (facts.has_states, "state-space states"),
             (facts.has_pooled_index_keys, "index keys of several tokens each"),
-            (facts.has_compressed_kv, "compressed KV"),
+            (facts.has_compressed_kv and _is_unknown(facts), "KV that is compressed at other rates than 4 and 128"),
             (facts.has_sparse_kv, "sparse KV"),
         )
         if is_kept
@@ -66,6 +71,17 @@ def model_refusal(facts: ModelFacts) -> str | None:
     return (
         f"this model ({facts.architecture}) caches {' and '.join(kept)}; only full attention, and windows or states "
         "beside it, are shared: use --banyan-share off"
+    )
+
+
+def _is_unknown(facts: ModelFacts) -> bool:
+    return not facts.compression_ratios <= COMPRESSION_RATIOS
+
+
+def compressed_pool_refusal(found: str) -> str:
+    """The line for pools of compressed KV that are not as DeepSeek-V4's are on an NVIDIA GPU."""
+    return (
+        f"SGLang lays this model's compressed KV out in a way that is not known here ({found}): use --banyan-share off"
     )
 
 

@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 from sglang.srt.configs.model_config import ModelConfig
+from test.sglang_plugin.features.windows.compressed_gpu import PLAIN, RATIOS, make_node
 from test.sglang_plugin.rank.index_keys_pool import SharedDSAPool
 
 from banyan.config import DEFAULT_PAGE_TOKENS
@@ -60,6 +61,29 @@ def latents():
 def index_keys():
     index = {"kv_cache_dim": 48, "index_head_dim": 128, "index_buf_size": 128}
     return SharedDSAPool(**LATENTS, **index, size=128, page_size=INDEXED_PAGE_TOKENS)
+
+
+COMPRESSED = {
+    **LLAMA,
+    "architectures": ["DeepseekV4ForCausalLM"],
+    "model_type": "deepseek_v4",
+    "num_hidden_layers": len(RATIOS),
+    "num_key_value_heads": 1,
+    "head_dim": 512,
+    "qk_rope_head_dim": 64,
+    "sliding_window": 128,
+    "index_head_dim": 128,
+    "compress_ratios": [*RATIOS, 4],
+}
+
+
+def test_page_when_kv_is_compressed_then_it_is_that_of_the_pool(tmp_path, monkeypatch):
+    """Of the layers that compress; what the layer for the next tokens keeps is a draft's."""
+    (tmp_path / "config.json").write_text(json.dumps(COMPRESSED))
+    (rank,) = make_node(monkeypatch, PLAIN, num_ranks=1)
+    model = ModelConfig(str(tmp_path))
+    assert page_tokens_of(model) == rank.pool.page_size
+    assert page_of_model(model, page_tokens_of(model)) == rank.linker.kinds.full._page
 
 
 @pytest.mark.parametrize("config, pool", [(LLAMA, heads), (MLA, latents), (DSA, index_keys)])

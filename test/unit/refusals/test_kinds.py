@@ -23,10 +23,17 @@ BAD_FOR_STATES = {
     "has_side_states": True,
 }
 WINDOWS = {"architecture": "MellumForCausalLM", "has_windows": True}
+COMPRESSED = {
+    "architecture": "DeepseekV4ForCausalLM",
+    "has_windows": True,
+    "has_compressed_kv": True,
+    "has_sinks": True,
+    "device": "cuda",
+}
 STATES = {"architecture": "Qwen3NextForCausalLM", "has_states": True}
 
 
-@pytest.mark.parametrize("kept", [WINDOWS, STATES, {}])
+@pytest.mark.parametrize("kept", [WINDOWS, COMPRESSED, STATES, {}])
 def test_kind_when_nothing_stands_against_it_then_it_is_shared(kept):
     assert kind_refusals(KindFacts(**kept)) == []
 
@@ -38,6 +45,13 @@ def test_windows_when_something_stands_against_them_then_one_line_names_it_and_t
     assert line.endswith("or --banyan-share off")
 
 
+@pytest.mark.parametrize("fact", [*BAD, "device"])
+def test_compressed_when_something_stands_against_it_then_one_line_without_a_flag_that_it_has_not(fact):
+    (line,) = kind_refusals(KindFacts(**COMPRESSED | {fact: (BAD | {"device": "npu"})[fact]}))
+    assert "DeepseekV4ForCausalLM" in line and line.endswith("use --banyan-share off") and "\n" not in line
+    assert "--disable-hybrid-swa-memory" not in line
+
+
 @pytest.mark.parametrize("fact", [*BAD, *BAD_FOR_STATES])
 def test_states_when_something_stands_against_them_then_one_line_names_it_and_the_way_out(fact):
     (line,) = kind_refusals(KindFacts(**STATES, **{fact: (BAD | BAD_FOR_STATES)[fact]}))
@@ -45,7 +59,7 @@ def test_states_when_something_stands_against_them_then_one_line_names_it_and_th
 
 
 def test_facts_when_rules_are_added_then_every_field_is_covered():
-    told = {"architecture", "has_windows", "has_states", "has_sinks", "device", *BAD, *BAD_FOR_STATES}
+    told = {*COMPRESSED, "has_states", *BAD, *BAD_FOR_STATES}
     assert {field.name for field in fields(KindFacts)} == told
 
 

@@ -8,7 +8,7 @@ import pytest
 from banyan.refusals.models import SPLIT_DRAFTS, ModelFacts, draft_vocabulary_refusal, index_refusal, model_refusal
 
 CACHES = [field.name for field in fields(ModelFacts) if field.name.startswith("has_")]
-SERVED = ("has_window", "has_sinks", "has_states", "has_side_states", "has_index_keys")
+SERVED = ("has_window", "has_sinks", "has_states", "has_side_states", "has_index_keys", "has_compressed_kv")
 CACHES = [name for name in CACHES if name not in SERVED]
 
 
@@ -29,6 +29,15 @@ def test_model_when_windows_are_all_that_it_has_beside_full_attention_then_it_is
 
 def test_model_when_states_are_all_that_it_has_beside_full_attention_then_it_is_not_refused_here():
     assert model_refusal(ModelFacts(architecture="SomeModel", has_states=True, has_side_states=True)) is None
+
+
+@pytest.mark.parametrize("ratios, is_known", [({0, 4, 128}, True), ({4}, True), ({0, 1, 2}, False), ({4, 64}, False)])
+def test_model_when_its_kv_is_compressed_then_it_depends_on_the_rates(ratios, is_known):
+    """DeepSeek-V4's are known, V4.1's are not: several of its layers share rows."""
+    line = model_refusal(
+        ModelFacts(architecture="SomeModel", has_window=True, has_compressed_kv=True, compression_ratios=ratios)
+    )
+    assert line is None if is_known else "other rates" in line and "--banyan-share off" in line
 
 
 def test_model_when_its_vocabulary_is_split_then_it_is_refused_for_ranks_in_step_on_the_cpu_alone():

@@ -252,6 +252,7 @@ def kinds(args: Any, wanted: Config, layout: Layout, model: ModelFacts) -> KindF
     return KindFacts(
         architecture=model.architecture,
         has_windows=model.has_window,
+        has_compressed_kv=model.has_compressed_kv,
         has_states=model.has_states,
         device=runtime.device_of(args),
         has_sinks=model.has_sinks,

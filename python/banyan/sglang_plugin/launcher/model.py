@@ -27,11 +27,18 @@ from sglang.srt.utils import is_cpu
 
 from banyan.config import DEFAULT_PAGE_TOKENS
 from banyan.layout import PageLayout
+from banyan.layout.page import COMPRESSED_LATENTS, INDEX_KEYS, Part
 from banyan.refusals.kinds import KindFacts, kind_refusals
 from banyan.refusals.models import ModelFacts, model_refusal
 
 INDEXED_PAGE_TOKENS = 64
 """What SGLang makes of every page size where an indexer has keys."""
+
+COMPRESSED_PAGE_TOKENS = 256
+"""And where KV is compressed."""
+
+INDEXED_RATIO = 4
+"""Of compression, at which an indexer has a key for each row."""
 
 
 def model_facts(model_config: Any, *, steps_together_on_cpu: bool) -> ModelFacts:
@@ -47,6 +54,7 @@ def model_facts(model_config: Any, *, steps_together_on_cpu: bool) -> ModelFacts
         has_index_keys=is_deepseek_dsa(hf_config),
         has_pooled_index_keys=is_deepseek_dsa(hf_config) and get_dsa_index_kpool(hf_config) > 1,
         has_compressed_kv=is_deepseek_v4(hf_config),
+        compression_ratios=frozenset(model_config.compress_ratios if is_deepseek_v4(hf_config) else ()),
         has_sparse_kv=is_minimax_sparse(hf_config),
     )
 
@@ -62,6 +70,8 @@ def architecture_of(model_config: ModelConfig) -> str:
 
 def page_tokens_of(model_config: Any) -> int:
     """Tokens of a page, where the flags leave it open."""
+    if is_deepseek_v4(model_config.hf_config):
+        return COMPRESSED_PAGE_TOKENS
     is_mla = model_config.attention_arch is AttentionArch.MLA
     is_indexed = is_mla and is_deepseek_dsa(model_config.hf_config)
     return INDEXED_PAGE_TOKENS if is_indexed else DEFAULT_PAGE_TOKENS
@@ -70,6 +80,8 @@ def page_tokens_of(model_config: Any) -> int:
 def page_of_model(model_config: Any, page_tokens: int) -> PageLayout:
     """What belongs to a page of so many tokens, where one shard has all heads and KV has the model's own type."""
     element_bytes, hf_config = model_config.dtype.itemsize, model_config.hf_config
+    if is_deepseek_v4(hf_config):
+        return _page_of_compressed(model_config, page_tokens)
     # Of a checkpoint that has both, the draft is the layers behind the model's.
     stateful = mambaish_config(model_config)
     num_layers = model_config.num_attention_layers if stateful is None else len(stateful.full_attention_layer_ids)
@@ -91,6 +103,22 @@ def page_of_model(model_config: Any, page_tokens: int) -> PageLayout:
         value_dim=model_config.v_head_dim,
         element_bytes=element_bytes,
     )
+
+
+def _page_of_compressed(model_config: Any, page_tokens: int) -> PageLayout:
+    """Of a model whose KV is compressed, in SGLang's first layout; as of other models without its windows."""
+    # Imported here: what SGLang has beside it takes a second.
+    from sglang.srt.mem_cache.deepseek_v4_memory_pool import KVLayout, get_dsv4_indexer_bytes_per_token
+
+    layers = []
+    for ratio in filter(None, model_config.compress_ratios[: model_config.num_hidden_layers]):
+        num_rows = page_tokens // ratio
+        parts = [Part(f"{COMPRESSED_LATENTS} {ratio}", KVLayout.V4.page_bytes(num_rows))]
+        if ratio == INDEXED_RATIO:
+            key_bytes = get_dsv4_indexer_bytes_per_token(model_config.index_head_dim, use_fp4_indexer=False)
+            parts.append(Part(INDEX_KEYS, num_rows * key_bytes))
+        layers.append(tuple(parts))
+    return PageLayout(tuple(layers))
 
 
 def state_of_model(model_config: Any) -> PageLayout | None:
@@ -139,6 +167,7 @@ def _of_machine(facts: ModelFacts, *, has_draft: bool) -> KindFacts:
     return KindFacts(
         architecture=facts.architecture,
         has_windows=facts.has_window,
+        has_compressed_kv=facts.has_compressed_kv,
         has_states=facts.has_states,
         device="cpu" if is_cpu() else "cuda",
         has_sinks=facts.has_sinks,

@@ -35,8 +35,8 @@ class KindPools:
         layers: in words, which layers a page has; "all" has no words.
         share: of what the flags give one rank, in the arena and in the store.
         num_needed: how many pages of this kind a prefix needs before its end; None: all.
-        places: beside full pages, for each layer of the model, whether it is of this kind (1) or not (0), and its
-            number among those.
+        reached: beside full pages, for each layer of the model, how many layers of full pages and of this kind's there
+            are up to it (``restorable.reached_in_turn``).
         num_draft_layers: beside full pages, of drafts: how many lie behind the model's in a full page, and in one of
             this kind. ``two_kinds`` tells.
         is_one_slot: a page is one slot, however many tokens it is of.
@@ -51,7 +51,7 @@ class KindPools:
     layers: tuple[str, ...] = ()
     share: float = 1.0
     num_needed: int | None = None
-    places: tuple[tuple[int, int], ...] = ()
+    reached: tuple[tuple[int, int], ...] = ()
     num_draft_layers: tuple[int, int] = (0, 0)
     is_one_slot: bool = False
     told_as: str = ""
@@ -83,6 +83,10 @@ class RankPools:
     waiting: tuple[Any, ...] = ()
 
 
+LEAST_SHARE = 0.1
+"""Of arena and store, for either kind: where SGLang was told the size of one pool, the other may have any."""
+
+
 TakeApart = Callable[[set[Any], Any], RankPools | None]
 """Takes the components of SGLang's tree and its parameters; None for pools that it does not know."""
 
@@ -111,6 +115,13 @@ def check_drafts(*pools: Any) -> None:
     for pool in pools:
         if not isinstance(pool, POOLS) or not hasattr(pool, "banyan_geometry"):
             runtime.refuse(draft_pool_refusal(f"a {type(pool).__name__}"))
+
+
+def share_of_memory(full: Any, beside: Any) -> float:
+    """What is due to the second of two pools, where one of its pages belongs to many full pages or to few, as prompts
+    are: SGLang has divided the rank's memory between both."""
+    full_bytes, beside_bytes = (pool.banyan_geometry.num_bytes for pool in (full, beside))
+    return float(min(max(beside_bytes / (full_bytes + beside_bytes), LEAST_SHARE), 1.0 - LEAST_SHARE))
 
 
 def two_kinds(full: KindPools, beside: KindPools) -> tuple[KindPools, KindPools]:

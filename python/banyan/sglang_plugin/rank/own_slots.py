@@ -39,7 +39,7 @@ def member_slots_of(layout: Layout, pools: Sequence[Any]) -> MemberSlots:
     # of it, too; each keeps its own, as where it is not latent. Where the heads of a draft are divided, a page is what
     # each shard has.
     is_replicated = (
-        all(isinstance(pool, MLATokenToKVPool) for pool in pools)
+        all(isinstance(pool, MLATokenToKVPool) or getattr(pool, "is_replicated", False) for pool in pools)
         and layout.attn_cp == 1
         and layout.attn_tp > 1
         and not parallel.dcp_enabled

@@ -41,7 +41,7 @@ class WindowKind(Kind):
             frame_table,
             supply,
             num_pages=self.num_needed,
-            places=self.pools.places,
+            reached=self.pools.reached,
             num_draft_layers=self.pools.num_draft_layers,
         )
 

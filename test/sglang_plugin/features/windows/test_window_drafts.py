@@ -18,7 +18,7 @@ from test.unit.directory.rig import keys
 from banyan import _native
 from banyan.config import Config
 from banyan.features.windows.pools import two_pools
-from banyan.restorable import WindowPages
+from banyan.restorable import WindowPages, reached_in_turn
 from banyan.sglang_plugin.pools.device_pool import DeviceMHAPool
 from banyan.sglang_plugin.pools.host_pool import SharedMHAPool
 from banyan.sglang_plugin.runtime import Refused
@@ -101,7 +101,7 @@ class Waited:
 def test_last_layer_when_drafts_lie_behind_either_kind_then_it_waits_for_all_of_both(last):
     """Three layers of the model, one draft behind the full pages and two behind the window pages."""
     order = [(1 - last, 0), (last, 0), (last, 1)]
-    pages = WindowPages(None, None, num_pages=2, places=order, num_draft_layers=(1, 2))
+    pages = WindowPages(None, None, num_pages=2, reached=reached_in_turn(order), num_draft_layers=(1, 2))
     full, windows = Waited(), Waited()
     copy = pages.joined(full, windows)
     for layer in range(3):

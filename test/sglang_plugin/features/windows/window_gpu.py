@@ -81,7 +81,7 @@ class GpuWindowRank:
     current = 0
     """The stream of the calling thread, of whichever rank it is."""
     components = frozenset({ComponentType.FULL, ComponentType.SWA})
-    num_layers, num_needed, slots_a_page = NUM_LAYERS, WINDOW_PAGES, PAGE
+    num_layers, num_needed, page_tokens, slots_a_page = NUM_LAYERS, WINDOW_PAGES, PAGE, PAGE
     """Of what is beside: pages that a prefix needs before its end, and slots of one."""
 
     def __init__(self, monkeypatch, gpu, rank_table, number, config, adopt, make_drafts, sizes):
@@ -92,13 +92,12 @@ class GpuWindowRank:
         monkeypatch.setattr(device_start, "CudaDriver", lambda: self.driver)
         more = self.build_pools(monkeypatch, **sizes)
         self.drafts = make_drafts()
-        drafts = [part for draft in self.drafts for part in parts_of(draft)]
-        buffers = [*self.tensors(), *(buffer for part in drafts for buffer in heads_of(part))]
+        buffers = [*self.tensors(), *self.draft_tensors()]
         for buffer in buffers:
-            buffer.copy_(torch.randn(buffer.shape))
+            self.fill(buffer)
         adopt(self.driver, buffers)
         self.events = [SimpleNamespace(cuda_event=self.driver.create_event()) for _ in range(2)]
-        params = rig.parameters_of(self.allocator, PAGE, drafts=self.drafts, **more)
+        params = rig.parameters_of(self.allocator, self.page_tokens, drafts=self.drafts, **more)
         monkeypatch.setattr(
             BanyanLinker, "record_offload_ready", lambda linker: linker.forward_stream.owner.record_ready()
         )
@@ -124,6 +123,13 @@ class GpuWindowRank:
     def tensors(self):
         """All that the model keeps."""
         return [buffer for part in self.parts for buffer in heads_of(part)]
+
+    def draft_tensors(self):
+        drafts = [part for draft in self.drafts for part in parts_of(draft)]
+        return [buffer for part in drafts for buffer in heads_of(part)]
+
+    def fill(self, buffer):
+        buffer.copy_(torch.randn(buffer.shape))
 
     @property
     def parts(self):
@@ -166,7 +172,7 @@ class GpuWindowRank:
     def alloc(self, num_pages, num_beside):
         """Slots in both pools, of the last pages in the windows'."""
         with self.on(self.schedule):
-            return self.full.alloc(num_pages * PAGE), self.window.alloc(num_beside * self.slots_a_page)
+            return self.full.alloc(num_pages * self.page_tokens), self.window.alloc(num_beside * self.slots_a_page)
 
     def free(self, full, window):
         with self.on(self.schedule):

@@ -15,7 +15,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,34 +30,21 @@ from banyan import _native
 from banyan.layout import PageLayout, PoolGeometry
 from banyan.refusals import memory_refusal
 from banyan.refusals.start import pool_memory_refusal
+from banyan.restorable import reached_in_turn
 from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.pools.described_pool import DescribedPool
 from banyan.sglang_plugin.pools.device_numbers import NumbersOnDevice
-from banyan.sglang_plugin.pools.device_pool import Placed, describe_buffers
+from banyan.sglang_plugin.pools.device_pool import describe_buffers
 from banyan.sglang_plugin.pools.drafts import drafts_of
-from banyan.sglang_plugin.pools.kind_pools import KindPools, RankPools, check_drafts, check_pool, two_kinds
+from banyan.sglang_plugin.pools.kind_pools import (
+    KindPools,
+    RankPools,
+    check_drafts,
+    check_pool,
+    share_of_memory,
+    two_kinds,
+)
 from banyan.sglang_plugin.pools.quarantine import NO_PAGES, READER_PATIENCE_S, Quarantine, frame_array
-
-LEAST_SHARE = 0.1
-"""Of arena and store, for either kind: where SGLang was told the size of one pool, the other may have any."""
-
-
-@dataclass(frozen=True, slots=True)
-class SharedStates:
-    """A pool of states as the ways to a pool know one: a page is a slot. ``banyan_bytes`` on a host, ``banyan_extents``
-    on a GPU.
-
-    ``dtype`` and ``kv_cache_layout`` say in words what else two such pools must have in common.
-    """
-
-    banyan_geometry: PoolGeometry
-    dtype: str
-    kv_cache_layout: str
-    layer_num: int
-    start_layer: int
-    size: int
-    device: Any
-    banyan_bytes: _native.SharedBytes | None = None
-    banyan_extents: Placed | None = None
 
 
 class QuarantiningSlots(Quarantine, MambaSlotAllocator):
@@ -139,7 +126,7 @@ def share_states(slots: HybridReqToTokenPool) -> None:
     if on_gpu and not all(tensor[0].is_contiguous() for tensor in tensors):
         return  # The same.
     placed = _described(pool, tensors) if on_gpu else _laid_out(pool, tensors)
-    pool.banyan_states = SharedStates(
+    pool.banyan_states = DescribedPool(
         **placed,
         dtype="/".join(str(tensor.dtype) for tensor in tensors),
         kv_cache_layout="/".join("x".join(map(str, tensor.shape[2:])) for tensor in tensors),
@@ -239,18 +226,12 @@ def take_apart(components: set[Any], params: Any) -> RankPools | None:
         name="state",
         # Keys and values too are of what a state rounds to.
         layers=("".join("s" if part else "f" for part, _ in places), shared.dtype),
-        share=_share(pool.full_kv_pool, shared),
+        share=share_of_memory(pool.full_kv_pool, shared),
         num_needed=1,
-        places=places,
+        reached=reached_in_turn(places),
         is_one_slot=True,
         told_as="states",
     )
     full = KindPools(pool=pool.full_kv_pool, allocator=allocator, drafts=drafts)
     # SGLang tells the pool of keys and values alone.
     return RankPools(two_kinds(full, state), len(places), waiting=(slots,))
-
-
-def _share(full: Any, shared: SharedStates) -> float:
-    """A state belongs to many pages or to few, as prompts are. SGLang has divided the rank's memory between both."""
-    full_bytes, state_bytes = (part.banyan_geometry.num_bytes for part in (full, shared))
-    return min(max(state_bytes / (full_bytes + state_bytes), LEAST_SHARE), 1.0 - LEAST_SHARE)

@@ -20,6 +20,7 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from banyan.refusals.speculation import draft_pool_refusal
+from banyan.restorable import reached_in_turn
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.drafts import drafts_of
 from banyan.sglang_plugin.pools.kind_pools import KindPools, RankPools, check_drafts, check_pool, two_kinds
@@ -76,7 +77,7 @@ def take_apart(components: set[Any], params: Any) -> RankPools | None:
         layers=(f"{params.swa_retain_window} tokens", "".join("w" if part else "f" for part, _ in places)),
         share=window_bytes / (full_bytes + window_bytes),
         num_needed=-(-params.swa_retain_window // params.page_size),
-        places=places,
+        reached=reached_in_turn(places),
         told_as="windows",
     )
     full = KindPools(pool=pool.full_kv_pool, allocator=allocator.full_attn_allocator, drafts=full_drafts)

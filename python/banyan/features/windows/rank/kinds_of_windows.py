@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from banyan.features.windows.pools.two_pools import take_apart
+from banyan.features.windows.pools import compressed_pool, two_pools
 from banyan.sglang_plugin.rank.points import Points
 
 
 def register(points: Points) -> None:
-    points.kinds.append(take_apart)
+    points.kinds += (two_pools.take_apart, compressed_pool.take_apart)
