@@ -210,6 +210,13 @@ RULES = (
         "Free space, or lower --banyan-store-gb.",
     ),
     Rule(
+        "BanyanStoreCannotGrow",
+        WARNING,
+        Grown("store_floor_refusals"),
+        "little is free on the store's file system: the store does not grow to its quota",
+        "Free space, or lower --banyan-store-gb. What the store has it keeps, and writes over.",
+    ),
+    Rule(
         "BanyanStoreBehind",
         WARNING,
         Share("store_put_full", ("store_written_pages",), 0.1, least=100),

@@ -59,6 +59,7 @@ STORE_COUNTERS = {
     "sync_timeouts": "times nobody waited any longer for what was to be written",
     "lost_threads": "threads of the store that have failed; nothing is looked up or stored there any more",
     "no_space_pauses": "times writes paused because the file system was full",
+    "floor_refusals": "times the store did not grow, because little was free on its file system",
     "untold_moves": "pages of the store of which routers were not told that they came or went: too many at once",
 }
 """Of a store's, what only grows."""

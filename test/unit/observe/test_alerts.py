@@ -22,6 +22,7 @@ WRONG = {
     "BanyanStoreStalls": {"store": {**STORE, "stalls": 1}},
     "BanyanStoreStopped": {"store": {**STORE, "is_stopped": 1}},
     "BanyanStoreFull": {"store": {**STORE, "no_space_pauses": 3}},
+    "BanyanStoreCannotGrow": {"store": {**STORE, "floor_refusals": 1}},
     "BanyanStoreBehind": {"store": {**STORE, "put_full": 500, "written_pages": 1000}},
     "BanyanStoreWear": {
         "store": {**STORE, "written_bytes": 3 << 30},

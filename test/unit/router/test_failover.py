@@ -97,9 +97,9 @@ def test_request_when_clients_send_it_again_and_again_then_two_servers_are_all_t
 
 
 def test_requests_when_a_killer_is_among_them_then_it_is_found_and_all_but_the_last_are_answered(monkeypatch):
-    # On a busy machine an innocent one may take longer to answer, and connections longer to break.
-    monkeypatch.setattr(suspects, "TRIAL_S", 30.0)
+    # On a busy machine connections take longer to break.
     monkeypatch.setattr(suspects, "TOGETHER_S", 1.0)
+    monkeypatch.setattr(suspects, "TRIAL_S", 0.2)
 
     async def scenario():
         servers = [FakeServer(name) for name in "abc"]
@@ -116,9 +116,13 @@ def test_requests_when_a_killer_is_among_them_then_it_is_found_and_all_but_the_l
             asked += await ask_in_turn(rig, 3)
             await until(lambda: len(a.seen) == 7)
             for other in others:
+                # The killer takes its time there: who comes after it, or is on trial beside it, is answered first.
+                other.dies.clear()
                 await rig.post(f"/router/resume?server={other.url}")
             a.dies.set()
             answers = await asyncio.gather(*asked)
+            for other in others:
+                other.dies.set()
             assert (await killer)[0] == 502
             assert [server.is_dead for server in servers].count(True) == 2
             assert [status for status, _, _ in answers] == [200] * 5 + [502]

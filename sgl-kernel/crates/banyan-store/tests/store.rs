@@ -19,6 +19,18 @@ fn engines() -> Vec<EngineChoice> {
 }
 
 #[test]
+fn store_when_little_would_stay_free_then_nothing_is_stored_and_it_is_counted() {
+    let scratch = Scratch::new();
+    let mut options = options(scratch.path());
+    options.limits.floor_bytes = 1 << 60;
+    let rig = Rig::open(&options);
+    rig.put(None, &[1]);
+    assert_eq!(rig.store.sync().unwrap(), 1);
+    assert!(rig.stat("floor_refusals") > 0);
+    assert_eq!((rig.stat("written_pages"), rig.num_found(&[1])), (0, 0));
+}
+
+#[test]
 fn pages_when_stored_then_read_back_by_layers_and_whole_with_every_engine() {
     for engine in engines() {
         let scratch = Scratch::new();

@@ -93,7 +93,7 @@ def as_bytes(*parts):
 class GpuCompressedRank(GpuWindowRank):
     num_layers, num_needed, page_tokens, slots_a_page = len(RATIOS), 1, PAGE, PAGE
 
-    def build_pools(self, monkeypatch, ratios=RATIOS, **settled):
+    def build_pools(self, monkeypatch, ratios=RATIOS, replays=False, **settled):
         settle(monkeypatch, **settled)
         monkeypatch.setattr(swa, "current_platform", SimpleNamespace(get_paged_allocator_cls=lambda: DeviceAllocator))
         self.pool = make_pool(*ratios)
@@ -107,7 +107,7 @@ class GpuCompressedRank(GpuWindowRank):
             need_sort=False,
         )
         self.full, self.window = self.allocator.full_attn_allocator, self.allocator.swa_attn_allocator
-        return {"swa_retain_window": WINDOW_TOKENS}
+        return {"swa_retain_window": WINDOW_TOKENS, "decoder_swa_bounded_replay": replays}
 
     def tensors(self):
         return all_tensors(self.pool)

@@ -209,6 +209,11 @@ def test_pool_when_it_has_fewer_pages_than_the_allocator_hands_out_then_refused(
     assert "2 pages for 4 and a dummy" in refused(monkeypatch, capsys)
 
 
+def test_windows_when_late_layers_have_those_of_a_prompts_end_only_then_refused(monkeypatch, capsys):
+    """As DeepSeek-V4.1's."""
+    assert "pools that are not known here" in refused(monkeypatch, capsys, replays=True)
+
+
 def test_draft_when_it_compresses_too_then_refused(monkeypatch, capsys):
     line = refused(monkeypatch, capsys, make_drafts=lambda: (make_pool(4),), num_draft_tokens=4)
     assert "the draft's KV pool cannot travel with the model's" in line

@@ -49,6 +49,9 @@ def take_apart(components: set[Any], params: Any) -> RankPools | None:
     pool = allocator.get_kvcache()
     if components != {ComponentType.FULL, ComponentType.SWA} or not _are_known(pool, allocator):
         return None
+    if params.decoder_swa_bounded_replay:
+        # Windows of late layers are written for the end of a prompt alone.
+        return None
     items = _layers(pool)
     compressed, windowed = [list(filter(None, parts(pool))) for parts in (_compressed_parts, _window_parts)]
     full = _described(pool, compressed, pool.get_contiguous_buf_infos, allocator.full_attn_allocator)

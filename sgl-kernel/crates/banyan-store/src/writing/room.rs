@@ -127,7 +127,17 @@ impl Writer {
                 }
             }
             Err(NoGrowth::Refused(Refusal::Share | Refusal::Quota)) => counters.quota_refusals += 1,
-            Err(NoGrowth::Refused(Refusal::Floor)) => counters.floor_refusals += 1,
+            Err(NoGrowth::Refused(Refusal::Floor)) => {
+                counters.floor_refusals += 1;
+                let is_first = counters.floor_refusals == 1;
+                drop(state);
+                if is_first {
+                    let floor = self.limits.floor_bytes as f64 / f64::from(1 << 30);
+                    eprintln!(
+                        "banyan: the store does not grow: {floor} GiB of its file system stay free. Free space, or name another folder"
+                    );
+                }
+            }
             Err(NoGrowth::NoSpace) => counters.no_space_pauses += 1,
             Err(NoGrowth::Failed(error)) => {
                 counters.write_failures += 1;
