@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from banyan.sglang_plugin.rank.reporting.line_report import MOST_SHOWN, LineReport
+from banyan.sglang_plugin.rank.reporting.line_report import MOST_MARKS, MOST_SHOWN, LineReport
 from banyan.telemetry import Counters, Parting
 
 
@@ -114,3 +114,21 @@ def test_state_when_sessions_are_many_then_the_last_places_are_shown():
             report.saw(request(text, session=str(place)))
     lines = report.state()["changing_lines"]
     assert len(lines) == MOST_SHOWN and lines[-1]["place"] > lines[0]["place"]
+
+
+def test_saw_when_a_prompt_is_nothing_but_marks_then_few_of_them_are_decoded():
+    """A client chooses the prompt, and the scheduler's thread decodes."""
+    decoded = []
+
+    class Counted(Words):
+        def decode(self, tokens):
+            decoded.append(tokens)
+            return super().decode(tokens)
+
+    tokenizer = Counted()
+    tokenizer.words = TOKENIZER.words
+    marks = " ".join(["<|im_end|>"] * 4000)
+    report = LineReport(Counters(), 4, tells_text=False)
+    for number in range(3):
+        report.saw(request(f"{marks} stamp: {number} {RULES}", tokenizer=tokenizer))
+    assert shown(report)["part"] == "" and 0 < len(decoded) <= MOST_MARKS + 1

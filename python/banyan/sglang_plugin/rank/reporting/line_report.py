@@ -10,13 +10,15 @@ import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from banyan.telemetry import ChangingLines, Counters, Parting
 
 MOST_SHOWN = 8
-MOST_LOOKED_BACK = 4096
-"""Tokens, for the mark that begins a message."""
+MOST_LOOKED_BACK, MOST_MARKS = 4096, 32
+"""Tokens, for the mark that begins a message, and marks among them: a prompt may be nothing but marks, and each is
+decoded on the scheduler's thread."""
 
 NEAR_LINE_TOKENS = 64
 MOST_CHARACTERS = 200
@@ -75,9 +77,8 @@ class LineReport:
 def part_of(tokenizer: Any, tokens: Sequence[int], place: int) -> str:
     """What of a chat a token belongs to: system, tools or messages; "" where the marks of the template do not say."""
     marks = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", ())}
-    for start in range(min(place, len(tokens) - 1), max(-1, place - MOST_LOOKED_BACK), -1):
-        if tokens[start] not in marks:
-            continue
+    back = range(min(place, len(tokens) - 1), max(-1, place - MOST_LOOKED_BACK), -1)
+    for start in islice((start for start in back if tokens[start] in marks), MOST_MARKS):
         role = _ROLE.search(tokenizer.decode(list(tokens[start : start + 3])))
         if role is None:
             continue
