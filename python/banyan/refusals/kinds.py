@@ -24,6 +24,7 @@ class KindFacts:
     Attributes:
         replays: steps are kept beside a state that has not taken them yet.
         has_side_states: more than a state goes with a slot.
+        prefill_graphs: SGLang's way to run prefills as CUDA graphs.
         algorithm: of speculation.
         asked_store: the scheme of a store that has to be asked what it holds.
     """
@@ -38,6 +39,7 @@ class KindFacts:
     has_int8_checkpoints: bool = False
     replays: bool = False
     has_side_states: bool = False
+    prefill_graphs: str = "disabled"
     algorithm: str | None = None
     disaggregation_mode: str = "null"
     is_context_parallel: bool = False
@@ -85,6 +87,15 @@ _TABLE: tuple[_Row, ...] = (
         (_COMPRESSED,),
         lambda f: f.device != "cuda",
         lambda f, kind: f"SGLang's pools for it are known on NVIDIA GPUs only, and this is {f.device}:",
+    ),
+    (
+        (_COMPRESSED,),
+        lambda f: f.prefill_graphs == "breakable",
+        # Its indexers and compressors are parts of a piece, and do not wait when that is replayed.
+        lambda f, kind: (
+            "--cuda-graph-backend-prefill breakable: a layer reads pages before it has waited for them: use full or "
+            "disabled there, or"
+        ),
     ),
     (
         (_STATES,),

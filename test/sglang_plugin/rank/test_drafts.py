@@ -139,7 +139,14 @@ def test_draft_when_its_attention_is_divided_otherwise_than_the_models_then_refu
     assert "over 2 process(es) and the model's over 1" in line and "--banyan-share off" in line and made == []
 
 
-@pytest.mark.parametrize("make, is_replicated", [(latents, True), (latents_and_drafts, True), (heads, False)])
+def compressed():
+    """As the pools of DeepSeek-V4 say of themselves, full and window pages alike."""
+    return SimpleNamespace(is_replicated=True)
+
+
+@pytest.mark.parametrize(
+    "make, is_replicated", [(latents, True), (latents_and_drafts, True), (heads, False), (compressed, True)]
+)
 def test_shards_when_the_heads_of_a_draft_are_divided_then_each_has_pages_of_its_own(monkeypatch, make, is_replicated):
     layout = rig.Layout(dp=1, attn_dp=1, attn_cp=1, attn_tp=2)
     rig.be_rank(monkeypatch, 0)

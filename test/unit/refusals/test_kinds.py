@@ -45,9 +45,12 @@ def test_windows_when_something_stands_against_them_then_one_line_names_it_and_t
     assert line.endswith("or --banyan-share off")
 
 
-@pytest.mark.parametrize("fact", [*BAD, "device"])
+BAD_FOR_COMPRESSED = {"device": "npu", "prefill_graphs": "breakable"}
+
+
+@pytest.mark.parametrize("fact", [*BAD, *BAD_FOR_COMPRESSED])
 def test_compressed_when_something_stands_against_it_then_one_line_without_a_flag_that_it_has_not(fact):
-    (line,) = kind_refusals(KindFacts(**COMPRESSED | {fact: (BAD | {"device": "npu"})[fact]}))
+    (line,) = kind_refusals(KindFacts(**COMPRESSED | {fact: (BAD | BAD_FOR_COMPRESSED)[fact]}))
     assert "DeepseekV4ForCausalLM" in line and line.endswith("use --banyan-share off") and "\n" not in line
     assert "--disable-hybrid-swa-memory" not in line
 
@@ -59,7 +62,7 @@ def test_states_when_something_stands_against_them_then_one_line_names_it_and_th
 
 
 def test_facts_when_rules_are_added_then_every_field_is_covered():
-    told = {*COMPRESSED, "has_states", *BAD, *BAD_FOR_STATES}
+    told = {*COMPRESSED, "has_states", *BAD, *BAD_FOR_STATES, *BAD_FOR_COMPRESSED}
     assert {field.name for field in fields(KindFacts)} == told
 
 

@@ -260,6 +260,7 @@ def kinds(args: Any, wanted: Config, layout: Layout, model: ModelFacts) -> KindF
         has_int8_checkpoints=args.enable_int8_mamba_checkpoint,
         replays=args.enable_linear_replayssm or args.enable_linear_replayssm_spec,
         has_side_states=model.has_side_states,
+        prefill_graphs=args.cuda_graph_config.prefill.backend,
         algorithm=args.speculative_algorithm,
         disaggregation_mode=args.disaggregation_mode,
         is_context_parallel=modes(args).is_context_parallel,

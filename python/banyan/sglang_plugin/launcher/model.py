@@ -148,7 +148,9 @@ def describe(model_path: str, draft_path: str | None = None) -> dict[str, Any]:
     if line is None:
         page_tokens = page_tokens_of(model_config)
         page = page_of_model(model_config, page_tokens)
-        page = page.followed_by(page_of_model(draft, page_tokens) for draft in drafts)
+        # Such a draft has windows only, which are not counted.
+        paged = [draft for draft in drafts if not is_deepseek_v4(draft.hf_config)]
+        page = page.followed_by(page_of_model(draft, page_tokens) for draft in paged)
         said |= {
             "page_tokens": page_tokens,
             "num_layers": len(page.layers),

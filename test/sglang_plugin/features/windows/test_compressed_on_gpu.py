@@ -211,7 +211,26 @@ def test_pool_when_it_has_fewer_pages_than_the_allocator_hands_out_then_refused(
 
 def test_windows_when_late_layers_have_those_of_a_prompts_end_only_then_refused(monkeypatch, capsys):
     """As DeepSeek-V4.1's."""
-    assert "pools that are not known here" in refused(monkeypatch, capsys, replays=True)
+    assert "compressed KV out in a way that is not known here" in refused(monkeypatch, capsys, replays=True)
+
+
+def test_windows_when_several_rows_make_a_page_then_refused(monkeypatch, capsys):
+    """As on SM120, where these weigh as much, in another order."""
+    monkeypatch.setattr(compressed_gpu, "make_pool", lambda *ratios: in_rows_of_64(make_pool(*ratios)))
+    assert "compressed KV out in a way that is not known here" in refused(monkeypatch, capsys)
+
+
+def in_rows_of_64(pool):
+    pool.swa_kv_pool.page_size = 64
+    return pool
+
+
+def test_rows_when_states_round_in_another_way_then_the_namespace_is_another(ranks):
+    (rank, _), (pool,) = ranks, [ranks[0].linker.kinds.full.pools.pool]
+    for state in rank.pool.compress_state_pools:
+        if state is not None:
+            state.kv_score_buffer.kv_score = state.kv_score_buffer.kv_score.to(torch.bfloat16)
+    assert compressed_pool._layout_of(rank.pool) != pool.kv_cache_layout
 
 
 def test_draft_when_it_compresses_too_then_refused(monkeypatch, capsys):
@@ -227,4 +246,4 @@ def test_pools_when_they_are_not_on_a_gpu_then_refused(monkeypatch, capsys):
         monkeypatch.setattr(compressed_pool.runtime, "is_on_gpu", lambda: False)
 
     monkeypatch.setattr(compressed_gpu, "settle", on_a_host)
-    assert "pools that are not known here" in refused(monkeypatch, capsys)
+    assert "compressed KV out in a way that is not known here" in refused(monkeypatch, capsys)

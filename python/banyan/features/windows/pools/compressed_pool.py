@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from sglang.srt.environ import envs
 from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4LayerItem, DeepSeekV4TokenToKVPool
 from sglang.srt.mem_cache.hicache_storage import PoolName
@@ -47,11 +48,12 @@ def take_apart(components: set[Any], params: Any) -> RankPools | None:
     """Full pages of the layers that compress, and window pages of all layers."""
     allocator = params.token_to_kv_pool_allocator
     pool = allocator.get_kvcache()
-    if components != {ComponentType.FULL, ComponentType.SWA} or not _are_known(pool, allocator):
+    if not isinstance(pool, DeepSeekV4TokenToKVPool):
         return None
-    if params.decoder_swa_bounded_replay:
-        # Windows of late layers are written for the end of a prompt alone.
-        return None
+    # Where windows are replayed, those of late layers are written for the end of a prompt alone.
+    is_whole = components == {ComponentType.FULL, ComponentType.SWA} and not params.decoder_swa_bounded_replay
+    if not (is_whole and _are_known(pool, allocator)):
+        runtime.refuse(compressed_pool_refusal(f"a {type(pool).__name__} of {pool.pd_kv_layout()}"))
     items = _layers(pool)
     compressed, windowed = [list(filter(None, parts(pool))) for parts in (_compressed_parts, _window_parts)]
     full = _described(pool, compressed, pool.get_contiguous_buf_infos, allocator.full_attn_allocator)
@@ -83,13 +85,19 @@ def _are_known(pool: Any, allocator: Any) -> bool:
     if type(pool) is not DeepSeekV4TokenToKVPool or type(allocator) is not SWATokenToKVPoolAllocator:
         return False
     parts = allocator.full_attn_allocator, allocator.swa_attn_allocator
-    are_in_pages = pool.request_window is None and pool.unified_kv_pool is None and not allocator.swa_req_ring
     return (
-        are_in_pages
+        _are_in_pages(pool, allocator)
         and all(isinstance(part, QuarantiningAllocator) for part in parts)
         and set(pool.compression_ratios) <= COMPRESSION_RATIOS
         and runtime.is_on_gpu()
     )
+
+
+def _are_in_pages(pool: Any, allocator: Any) -> bool:
+    """Whether windows are, and each page of theirs is one row: smaller ones lie in it in another order."""
+    if pool.request_window is not None or pool.unified_kv_pool is not None or allocator.swa_req_ring:
+        return False
+    return bool(pool.swa_kv_pool.page_size == pool.swa_page_size == pool.page_size == allocator.page_size)
 
 
 def _layers(pool: Any) -> list[DeepSeekV4LayerItem]:
@@ -151,7 +159,7 @@ def _described(pool: Any, layers: Sequence[Sequence[Named]], infos: Infos, alloc
         banyan_geometry=geometry,
         banyan_extents=placed,
         dtype=str(pool.dtype),
-        kv_cache_layout=pool.pd_kv_layout(),
+        kv_cache_layout=_layout_of(pool),
         layer_num=len(layers),
         start_layer=pool.start_layer,
         size=allocator.size,
@@ -162,8 +170,17 @@ def _described(pool: Any, layers: Sequence[Sequence[Named]], infos: Infos, alloc
     )
 
 
+def _layout_of(pool: Any) -> str:
+    """What else two pools must have in common: rows are of what their states round to, and of how they are made."""
+    states = [state for state in pool.compress_state_pools if state is not None]
+    rates = ",".join(sorted({f"{one.ratio}:{one.kv_score_buffer.kv_score.dtype}:{one.online}" for one in states}))
+    source = "bf16" if envs.SGLANG_DSV4_USE_BF16_KV_QUANT_SOURCE.get() else "fp32"
+    return f"{pool.pd_kv_layout()}/{rates}/{source}"
+
+
 def _draft(draft: Any, allocator: Any) -> DescribedPool:
     """What a draft keeps: windows, at the slots of the model's. Refuses a draft that keeps anything else."""
-    if type(draft) is not DeepSeekV4TokenToKVPool or set(draft.compression_ratios) != {0} or draft.swa_req_ring_size:
+    is_known = type(draft) is DeepSeekV4TokenToKVPool and set(draft.compression_ratios) == {0}
+    if not is_known or draft.swa_req_ring_size or draft.swa_kv_pool.page_size != allocator.page_size:
         runtime.refuse(draft_pool_refusal(f"a {type(draft).__name__} of more than windows in pages"))
     return _described(draft, list(_window_parts(draft)), draft.get_state_buf_infos, allocator)
