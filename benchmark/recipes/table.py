@@ -56,7 +56,7 @@ def _share(found: Found) -> str:
 
 
 def _counts(found: Found, where: str) -> str:
-    return f"{summary(found)}. {where}.\n\n"
+    return f"{summary(found)}.\n{where[0].upper()}{where[1:]}.\n\n"
 
 
 def _families(found: Found) -> str:
