@@ -94,8 +94,7 @@ def cpu_env(
 class ServerSpec:
     """What to start. `share`: Banyan on, dispatching without fetching, Banyan with sharing off, stock with
     the CPU engine that Banyan's servers have, or plain stock; `env` is added to the inherited; `cores`: the only ones
-    that its processes run on, as taskset(1) lists them; None for all that this program has; `inside`: the command that
-    starts it somewhere else (benchmark.two_nodes)."""
+    that its processes run on, as taskset(1) lists them; None for all that this program has."""
 
     label: str
     dp: int
@@ -103,14 +102,13 @@ class ServerSpec:
     args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     cores: str | None = None
-    inside: tuple[str, ...] = ()
 
     def command(self, model: Path, port: int) -> list[str]:
         """The full command line; variables are set by env(1), which leaves the inherited ones alone."""
         variables = [f"{name}={value}" for name, value in self.env]
         confined = () if self.cores is None else ("taskset", "--cpu-list", self.cores)
         program = (sys.executable, "-m", "sglang.launch_server")
-        return [*self.inside, "env", *variables, *confined, *program, *self.flags(model, port)]
+        return ["env", *variables, *confined, *program, *self.flags(model, port)]
 
     def flags(self, model: Path, port: int) -> list[str]:
         """What follows the program's name on the command line."""

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmark.servers import Server, ServerSpec, free_port
+from benchmark.warm import ForkedServer, Nursery
 
 CLONE_NEWNET, CLONE_NEWNS = 0x40000000, 0x00020000
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
@@ -35,6 +36,14 @@ def is_possible() -> bool:
     if os.geteuid() != 0 or not all(shutil.which(tool) for tool in TOOLS):
         return False
     return subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True).returncode == 0
+
+
+class _Served(ForkedServer):
+    """One node's part of a server."""
+
+    def __init__(self, nursery: Nursery, spec: ServerSpec, model: Path, log_dir: Path, *, port: int) -> None:
+        self.nursery = nursery
+        super().__init__(spec, model, log_dir, port=port)
 
 
 class TwoNodes:
@@ -63,6 +72,7 @@ class TwoNodes:
         for node in range(2):
             _run((*self.inside(node), "ip", "addr", "add", f"{ADDRESSES[node]}/24", "dev", DEVICES[node]))
             _run((*self.inside(node), "ip", "link", "set", DEVICES[node], "up"))
+        self._nurseries = [Nursery(inside=self.inside(node)) for node in range(2)]
 
     def inside(self, node: int) -> tuple[str, ...]:
         """What a command that runs on the node begins with."""
@@ -82,9 +92,8 @@ class TwoNodes:
                 label=f"{spec.label}-{node}",
                 args=(*spec.args, *flags),
                 env=(*spec.env, *env),
-                inside=self.inside(node),
             )
-            servers.append(Server(of_node, model, log_dir, port=port))
+            servers.append(_Served(self._nurseries[node], of_node, model, log_dir, port=port))
         return servers
 
     def close(self) -> None:

@@ -74,9 +74,11 @@ class Fork:
 class Nursery:
     """The process that servers are forked from; started by the first of them."""
 
-    def __init__(self, variables: Mapping[str, str] = MappingProxyType({})) -> None:
-        """``variables``: what it imports with, besides those of this process and of the first server."""
+    def __init__(self, variables: Mapping[str, str] = MappingProxyType({}), inside: Sequence[str] = ()) -> None:
+        """``variables``: what it imports with, besides those of this process and of the first server. ``inside``: the
+        command that starts it somewhere else (benchmark.two_nodes)."""
         self._variables = dict(variables)
+        self._inside = tuple(inside)
         self._socket: socket.socket | None = None
         self._fixed: dict[str, str | None] = {}
 
@@ -108,7 +110,7 @@ class Nursery:
         ours, theirs = socket.socketpair()
         with theirs:
             subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "benchmark.warm", str(theirs.fileno())],
+                [*self._inside, sys.executable, "-W", "ignore", "-m", "benchmark.warm", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 env={
                     **os.environ,
