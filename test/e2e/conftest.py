@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import random
+import shutil
+import tempfile
 import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +28,8 @@ CPU = (
     ("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE", "1"),
 )
 POOL_TOKENS = 4000
+LEAST_FREE_BYTES = 3 << 30
+"""A store leaves 1 GiB of its file system free, and those here have a segment or two."""
 ARGS = (*CPU_ENGINE, "--max-total-tokens", str(POOL_TOKENS), "--context-length", "4096", "--sleep-on-idle")
 # What is found is moved: what the planner has learnt from other tests is not these tests' business.
 MOVE = plan_hints(Action.MOVE)
@@ -108,6 +114,16 @@ class Dozing(Client):
 
 _AWAKE: list[Server] = []
 """The one with Banyan, once both are up."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _room():
+    """Servers take nearly all of a small machine's memory: what the tests before have left goes back. And a store that
+    finds little room does not grow: said here, and not by each test that waits for one."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    free_bytes = shutil.disk_usage(tempfile.gettempdir()).free
+    assert free_bytes > LEAST_FREE_BYTES, f"{free_bytes >> 20} MiB are free in {tempfile.gettempdir()}: set TMPDIR"
 
 
 @pytest.fixture(scope="module")
