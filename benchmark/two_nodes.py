@@ -97,6 +97,8 @@ class TwoNodes:
         return servers
 
     def close(self) -> None:
+        # Each ends with who may ask it.
+        self._nurseries.clear()
         self._second.kill()
         self._second.wait()
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from test.e2e.conftest import Client
+from test.e2e.test_nodes import until
 
 from banyan._native import store_survey
 from banyan.layout import cacheable_tokens
@@ -47,13 +48,6 @@ class OverNodes(Client):
         answer = self.post("/generate", body)
         details = answer["meta_info"].get("cached_tokens_details") or {}
         return answer["output_ids"], {source: details.get(source, 0) for source in asking.SOURCES}
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + SETTLES_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.2)
 
 
 class OnFirstNode:

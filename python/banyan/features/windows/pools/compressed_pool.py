@@ -55,9 +55,9 @@ def take_apart(components: set[Any], params: Any) -> RankPools | None:
     if not (is_whole and _are_known(pool, allocator)):
         runtime.refuse(compressed_pool_refusal(f"a {type(pool).__name__} of {pool.pd_kv_layout()}"))
     items = _layers(pool)
-    compressed, windowed = [list(filter(None, parts(pool))) for parts in (_compressed_parts, _window_parts)]
-    full = _described(pool, compressed, pool.get_contiguous_buf_infos, allocator.full_attn_allocator)
-    window = _described(pool, windowed, pool.get_state_buf_infos, allocator.swa_attn_allocator)
+    compressed, windowed = _compressed_parts(pool), _window_parts(pool)
+    full = _described(pool, list(compressed), pool.get_contiguous_buf_infos, allocator.full_attn_allocator)
+    window = _described(pool, list(windowed), pool.get_state_buf_infos, allocator.swa_attn_allocator)
     drafts = [_draft(draft, allocator.swa_attn_allocator) for draft in drafts_of(params)]
     ratios = "/".join(str(item.compress_ratio) for item in items)
     return RankPools(
@@ -115,11 +115,10 @@ def _reached(items: Iterable[DeepSeekV4LayerItem]) -> tuple[tuple[int, int], ...
 
 
 def _compressed_parts(pool: Any) -> Iterable[list[Named]]:
-    """Of each layer, the buffers of a full page; none where it compresses nothing."""
+    """Of each layer that compresses, the buffers of a full page."""
     for item in _layers(pool):
         ratio, number = item.compress_ratio, item.compress_layer_id
         if ratio == 0:
-            yield []
             continue
         parts = [(f"{COMPRESSED_LATENTS} {ratio}", pool.kv_pools[ratio].kv_buffer[number])]
         if ratio in pool.index_pools:
