@@ -9,7 +9,9 @@ import json
 import random
 import shutil
 import tempfile
+import time
 import urllib.request
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -110,6 +112,14 @@ class Dozing(Client):
     def post(self, path, body, *, timeout_s=120):
         with self.awake():
             return super().post(path, body, timeout_s=timeout_s)
+
+
+def until(condition: Callable[[], object], *, timeout_s: float = 60) -> None:
+    """Wait until it holds: what servers do after they have answered."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "timed out"
+        time.sleep(0.2)
 
 
 _AWAKE: list[Server] = []

@@ -8,7 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from test.e2e.conftest import Client
+from test.e2e.conftest import Client, until
 from test.e2e.test_hostile import prompt, serve
 
 from benchmark.servers import wait_ready
@@ -41,22 +41,18 @@ def test_server_when_a_rank_stands_still_then_the_log_and_the_other_ranks_metric
             os.kill(pid, signal.SIGSTOP)
             try:
                 stuck = pool.submit(client.generate, prompt(100, 2), rank=1)
-                wait_until(lambda: "rank 1 has requests and has not reported" in server.log_path.read_text())
+                until(
+                    lambda: "rank 1 has requests and has not reported" in server.log_path.read_text(),
+                    timeout_s=3 * PATIENCE_S,
+                )
                 # A rank shows its figures when it has computed.
-                wait_until(lambda: client.generate(prompt(60, 3)) and num_silent(client) == 1.0)
+                until(lambda: client.generate(prompt(60, 3)) and num_silent(client) == 1.0, timeout_s=3 * PATIENCE_S)
             finally:
                 os.kill(pid, signal.SIGCONT)
             assert len(stuck.result(PATIENCE_S)[0]) == 12
-        wait_until(lambda: "rank 1 reports again" in server.log_path.read_text())
+        until(lambda: "rank 1 reports again" in server.log_path.read_text(), timeout_s=3 * PATIENCE_S)
 
 
 def num_silent(client):
     lines = [line for line in client.get("/metrics").splitlines() if line.startswith("banyan:num_silent_ranks{")]
     return max((float(line.split()[-1]) for line in lines), default=None)
-
-
-def wait_until(holds, timeout_s=3 * PATIENCE_S):
-    until_s = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < until_s
-        time.sleep(0.5)

@@ -9,12 +9,12 @@ import os
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import psutil
 import pytest
-from test.e2e.conftest import ARGS, MODEL, Client
+from test.e2e.conftest import ARGS, MODEL, Client, until
 
 from banyan.cli.explain import decisions, sentences
 from banyan.core import Address
@@ -31,13 +31,6 @@ pytestmark = pytest.mark.e2e
 
 PAGE = 16
 PROMPT_TOKENS = 1200
-
-
-def until(condition: Callable[[], bool], *, timeout_s: float = 60) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "timed out"
-        time.sleep(0.2)
 
 
 class Witness(PageServer):

@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import zmq
-from test.e2e.conftest import MODEL
+from test.e2e.conftest import MODEL, until
 from test.e2e.test_tiers import damage
 
 from banyan.cli.engine import EngineError
@@ -82,13 +82,6 @@ def pairs(alone, tmp_path_factory) -> Iterator[SimpleNamespace]:
         )
 
 
-def until(condition: Callable[[], bool], *, timeout_s: float = 60) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "timed out"
-        time.sleep(0.2)
-
-
 def first_turn(pairs, ids):
     """A first turn whose answer has been written; the second turn's prompt but for its question."""
     pair = pairs.pair
@@ -111,27 +104,32 @@ def expected(pairs, ids, *, num_tokens: int) -> list[int]:
     return ids_of(pairs.router.generate(ids, num_tokens=num_tokens, cache_salt="expected"))
 
 
-def flushes(server: Server) -> bool:
-    """Empty its caches; False while it has something to do."""
+def refusal(server: Server) -> str:
+    """Empty its caches; what it answers while it has something to do."""
     try:
         with urllib.request.urlopen(urllib.request.Request(server.url + "/flush_cache", method="POST"), timeout=60):
-            return True
-    except urllib.error.HTTPError:
-        return False
+            return ""
+    except urllib.error.HTTPError as refused:
+        return refused.read().decode()
 
 
-def is_empty(pair: Pair, server: Server) -> bool:
-    """Whether nothing is locked, being filled, leased (what is leased goes into quarantine) or published."""
+def leftovers(pair: Pair, server: Server) -> str | dict[str, int]:
+    """What a server that was told to empty its caches has locked, is filling, has leased (what is leased goes into
+    quarantine) or published."""
     names = ("num_locked_tokens", "num_quarantined_pages", "num_published_pages")
     arena = ("num_arena_pages", "num_arena_filling_frames")
-    return not any(state[name] for state in pair.states(server) for name in (*names, *arena))
+    said = refusal(server)
+    return said or {name: num for name in (*names, *arena) if (num := pair.total(server, name))}
 
 
-def assert_nothing_left(pairs) -> None:
+def come_to_rest(pair: Pair, servers: Sequence[Server]) -> None:
     """Every server comes to rest, and can give up all that it holds. Its own check of its pool has found no hole."""
-    for server in pairs.living:
+    for server in servers:
         # What one server still reads for the other lands behind a flush: it is content, and goes with the next one.
-        until(lambda server=server: flushes(server) and is_empty(pairs.pair, server))
+        deadline_s = time.monotonic() + 60
+        while left := leftovers(pair, server):
+            assert time.monotonic() < deadline_s, (server.spec.label, left)
+            time.sleep(0.2)
 
 
 def load_of(server: Server, *names: str) -> int:
@@ -209,7 +207,7 @@ def test_prompt_when_another_prefill_server_has_stored_it_then_both_sides_of_the
     until(lambda: pair.total(one, "archived_pages") >= len(ids) // PAGE_TOKENS)
     until(lambda: pair.states(other)[0]["nodes"]["num_listening"] == 1)
     # It was handed the prompt, and would lend it from its arena without a read.
-    until(lambda: flushes(pair.decode))
+    until(lambda: not refusal(pair.decode))
     with drained(pairs, one):
         answer = pairs.router.generate(ids, num_tokens=8)
     assert ids_of(answer) == right
@@ -275,7 +273,7 @@ def test_request_when_its_page_is_damaged_on_the_way_then_its_answer_is_right_an
     assert sum(pairs.pair.total(server, "read_failed_pages") for server in pairs.pair.prefills) > 0
     assert num_found_pages(answer["meta_info"]["cached_tokens_details"]) == 0, "computed whole"
     assert time.monotonic() - start_s < 120, "nobody has waited for upstream's 300 s"
-    assert_nothing_left(pairs)
+    come_to_rest(pairs.pair, pairs.living)
 
 
 @pytest.mark.parametrize(("num_prompt", "num_answer"), [(2500, 8), (100, 1500)])
@@ -296,7 +294,7 @@ def test_client_when_it_leaves_before_or_within_its_answer_then_neither_server_k
         until(lambda: any(works_on(server, num_prompt) for server in pairs.pair.prefills))
     connection.close()
     until(lambda: sum(num_requests(server) for server in pairs.living) == 0)
-    assert_nothing_left(pairs)
+    come_to_rest(pairs.pair, pairs.living)
 
 
 def router_says(pairs, path: str, *, method: str = "GET"):
@@ -329,4 +327,4 @@ def test_requests_when_their_prefill_server_is_killed_then_another_answers_all_b
     pairs.living.remove(victim)
     # The other one goes on.
     assert len(ids_of(pairs.router.generate(prompt("calm", 60), num_tokens=2))) == 2
-    assert_nothing_left(pairs)
+    come_to_rest(pairs.pair, pairs.living)

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test.e2e.conftest import Client
-from test.e2e.test_nodes import until
+from test.e2e.conftest import Client, until
 
 from banyan._native import store_survey
 from banyan.layout import cacheable_tokens

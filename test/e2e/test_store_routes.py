@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
-from test.e2e.conftest import ARGS, MODEL, Client
-from test.e2e.test_nodes import PAGE, until
+from test.e2e.conftest import ARGS, MODEL, Client, until
+from test.e2e.test_nodes import PAGE
 
 from benchmark.router_failover import router
 from benchmark.servers import ServerSpec, cpu_env, free_port, wait_ready

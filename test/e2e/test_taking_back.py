@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
-from test.e2e.conftest import MODEL
-from test.e2e.test_pairs import flushes, ids_of, is_empty, num_requests, until
+from test.e2e.conftest import MODEL, until
+from test.e2e.test_pairs import come_to_rest, ids_of, num_requests
 
 from banyan.cli.engine import EngineError
 from benchmark.engine import Engine
@@ -102,6 +102,5 @@ def test_requests_when_many_are_aborted_on_the_way_then_the_idle_decode_server_h
     assert pair.total(pair.decode, "take_backs_failed") == 0
     # SGLang's own check of its pool, when it was idle, has found no hole: the server lives.
     time.sleep(1.0)
-    for server in pair.servers:
-        until(lambda server=server: flushes(server) and is_empty(pair, server))
+    come_to_rest(pair, pair.servers)
     assert ids_of(small.router.generate(prompts[0], num_tokens=4)) == right[0]

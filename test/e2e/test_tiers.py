@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test.e2e.conftest import ARGS, CPU, MODEL, Client
+from test.e2e.conftest import ARGS, CPU, MODEL, Client, until
 
 from banyan._native import store_survey
 from banyan.telemetry import SERIES
@@ -52,13 +52,6 @@ def tiers(alone, tmp_path_factory) -> Iterator[Restartable]:
     started = Restartable(tmp_path_factory.mktemp("tiers"))
     yield started
     started.server.stop()
-
-
-def until(condition: Callable[[], bool], *, timeout_s: float = 30) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.2)
 
 
 def settled(client: Client, name: str) -> int:

@@ -4,6 +4,9 @@
 //! A layer of a long prefix is larger than the caches, so it goes past them: streaming stores do not read the target before they overwrite it,
 //! a third of the traffic of a plain copy. And while one stretch moves, the beginning of the next is asked for: what is scattered costs
 //! address translations that one contiguous copy does not have.
+//!
+//! Which stores, and whether lines of the source are asked for ahead, is a matter of the processor: AMD's gain from asking, Intel's lose half
+//! their rate by it (their own prefetchers are as far), and gain from stores of whole lines (docs/benchmarks/native.md).
 
 /// A copy of adjacent pages from `source` to `target`.
 #[derive(Clone, Copy)]
@@ -17,6 +20,16 @@ pub struct Piece {
 #[cfg(target_arch = "x86_64")]
 const STREAM_FROM_BYTES: usize = 1024;
 
+/// How long pieces are copied.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Form {
+    /// By whole lines (AVX-512).
+    Lines,
+    /// By halves of lines (AVX), the source being asked for ahead.
+    Ahead,
+}
+
 /// Copies one piece, while `next` is on its way.
 ///
 /// # Safety
@@ -24,9 +37,14 @@ const STREAM_FROM_BYTES: usize = 1024;
 /// may read the target, `settle` is called.
 pub unsafe fn copy_piece(piece: Piece, next: Option<Piece>) {
     #[cfg(target_arch = "x86_64")]
-    if piece.num_bytes >= STREAM_FROM_BYTES && std::arch::is_x86_feature_detected!("avx") {
-        // SAFETY: as the caller promises; AVX was just detected.
-        return unsafe { x86::stream(piece, next) };
+    if piece.num_bytes >= STREAM_FROM_BYTES {
+        match *x86::FORM {
+            // SAFETY: as the caller promises; the processor has AVX-512.
+            Some(Form::Lines) => return unsafe { x86::stream_lines(piece, next) },
+            // SAFETY: as the caller promises; the processor has AVX.
+            Some(Form::Ahead) => return unsafe { x86::stream_ahead(piece, next) },
+            None => {}
+        }
     }
     let _ = next;
     // SAFETY: as the caller promises.
@@ -37,8 +55,10 @@ pub unsafe fn copy_piece(piece: Piece, next: Option<Piece>) {
 /// where that pays, and whose stores the release of a page's record orders.
 pub fn form() -> &'static str {
     #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx") {
-        return "streaming stores (AVX)";
+    match *x86::FORM {
+        Some(Form::Lines) => return "streaming stores (AVX-512)",
+        Some(Form::Ahead) => return "streaming stores (AVX)",
+        None => {}
     }
     "the C library's copy"
 }
@@ -51,31 +71,64 @@ pub fn settle() {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::Piece;
+    use std::sync::LazyLock;
+
+    use super::{Form, Piece};
     use core::arch::x86_64::*;
 
+    /// A half of a line.
     const LANE: usize = size_of::<__m256i>();
-    const STEP: usize = 4 * LANE;
+    const LINE: usize = size_of::<__m512i>();
     /// How far ahead of the loads the source is asked for; whole steps.
     const AHEAD_BYTES: usize = 4096;
     /// Smallest unit with its own address translation.
     const PAGE_BYTES: usize = 4096;
 
+    /// None: without AVX.
+    pub static FORM: LazyLock<Option<Form>> = LazyLock::new(|| {
+        let is_intel = __cpuid(0).ebx.to_le_bytes() == *b"Genu";
+        if is_intel && is_x86_feature_detected!("avx512f") {
+            return Some(Form::Lines);
+        }
+        is_x86_feature_detected!("avx").then_some(Form::Ahead)
+    });
+
+    /// The bytes before the first multiple of `unit` in the target, whole steps of four units, and what is left.
+    fn parts(piece: Piece, unit: usize) -> [usize; 3] {
+        let head = piece.target.align_offset(unit).min(piece.num_bytes);
+        let body = (piece.num_bytes - head) / (4 * unit) * (4 * unit);
+        [head, body, piece.num_bytes - head - body]
+    }
+
+    /// # Safety
+    /// As `copy_piece`; the processor has AVX-512.
+    #[target_feature(enable = "avx512f")]
+    pub unsafe fn stream_lines(piece: Piece, next: Option<Piece>) {
+        let Piece { source, target, .. } = piece;
+        translate(next);
+        let [head, body, tail] = parts(piece, LINE);
+        // SAFETY: head, body and tail partition the piece; streaming stores begin at a multiple of their width.
+        unsafe {
+            core::ptr::copy_nonoverlapping(source, target, head);
+            let (from, to) = (source.add(head), target.add(head));
+            for offset in (0..body).step_by(4 * LINE) {
+                let lines = [0, 1, 2, 3]
+                    .map(|line| _mm512_loadu_si512(from.add(offset + line * LINE).cast()));
+                for (number, line) in lines.into_iter().enumerate() {
+                    _mm512_stream_si512(to.add(offset + number * LINE).cast(), line);
+                }
+            }
+            core::ptr::copy_nonoverlapping(from.add(body), to.add(body), tail);
+        }
+    }
+
     /// # Safety
     /// As `copy_piece`; the processor has AVX.
     #[target_feature(enable = "avx")]
-    pub unsafe fn stream(piece: Piece, next: Option<Piece>) {
-        let Piece {
-            source,
-            target,
-            num_bytes,
-        } = piece;
-        if let Some(next) = next {
-            translate(next);
-        }
-        let head = target.align_offset(LANE).min(num_bytes);
-        let body = (num_bytes - head) / STEP * STEP;
-        let tail = num_bytes - head - body;
+    pub unsafe fn stream_ahead(piece: Piece, next: Option<Piece>) {
+        let Piece { source, target, .. } = piece;
+        translate(next);
+        let [head, body, tail] = parts(piece, LANE);
         // The loads run on into the next piece as if it were adjacent: without a gap, and without asking for what nobody reads.
         let here = body.saturating_sub(AHEAD_BYTES);
         let next_source = next.map_or(source, |next| next.source);
@@ -93,13 +146,13 @@ mod x86 {
     /// Copies while asking for as many bytes at `ahead`.
     ///
     /// # Safety
-    /// As `copy_piece`; `num_bytes` is a multiple of `STEP`, `target` of `LANE`; the processor has AVX.
+    /// As `copy_piece`; `num_bytes` is a multiple of four lanes, `target` of `LANE`; the processor has AVX.
     #[target_feature(enable = "avx")]
     unsafe fn stream_steps(source: *const u8, target: *mut u8, num_bytes: usize, ahead: *const u8) {
-        for offset in (0..num_bytes).step_by(STEP) {
+        for offset in (0..num_bytes).step_by(4 * LANE) {
             prefetch(ahead.wrapping_add(offset));
             prefetch(ahead.wrapping_add(offset + 64));
-            // SAFETY: `offset + STEP <= num_bytes`.
+            // SAFETY: `offset + 4 * LANE <= num_bytes`.
             unsafe {
                 let from = source.add(offset);
                 let to = target.add(offset);
@@ -114,7 +167,8 @@ mod x86 {
     }
 
     /// Touches each memory page at the beginning of a piece, so that its address translations are there when the bytes are wanted.
-    fn translate(next: Piece) {
+    fn translate(next: Option<Piece>) {
+        let Some(next) = next else { return };
         for offset in (0..next.num_bytes.min(2 * PAGE_BYTES)).step_by(PAGE_BYTES) {
             prefetch(next.source.wrapping_add(offset));
             prefetch(next.target.wrapping_add(offset));
@@ -153,16 +207,29 @@ mod tests {
                 target: target[to..].as_mut_ptr(),
                 num_bytes,
             };
-            // SAFETY: both slices are longer than the piece.
-            unsafe { copy_piece(piece, Some(piece)) };
-            settle();
-            assert_eq!(target[to..to + num_bytes], source[from..from + num_bytes]);
-            assert!(
-                target[..to]
-                    .iter()
-                    .chain(&target[to + num_bytes..])
-                    .all(|byte| *byte == 0)
-            );
+            for copy in forms() {
+                // SAFETY: both slices are longer than the piece, and the processor has what the form needs.
+                unsafe { copy(piece, Some(piece)) };
+                settle();
+                assert_eq!(target[to..to + num_bytes], source[from..from + num_bytes]);
+                target[to..to + num_bytes].fill(0);
+                assert!(target.iter().all(|byte| *byte == 0));
+            }
         }
+    }
+
+    /// Every one that this processor can.
+    fn forms() -> Vec<unsafe fn(Piece, Option<Piece>)> {
+        let mut forms: Vec<unsafe fn(Piece, Option<Piece>)> = vec![copy_piece];
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx") {
+                forms.push(x86::stream_ahead);
+            }
+            if is_x86_feature_detected!("avx512f") {
+                forms.push(x86::stream_lines);
+            }
+        }
+        forms
     }
 }
