@@ -152,11 +152,14 @@ class Server:
         """Whether it generates. Raises ServerFailed when it has ended."""
         if self._process.poll() is not None:
             raise ServerFailed(self.spec.label, f"ended with {self._process.returncode}", self.log_tail())
-        if answers(f"{self.url}/health_generate", timeout_s=timeout_s):
+        if self._generates(timeout_s):
             if self.start_up_s is None:
                 self.start_up_s = time.monotonic() - self._start_s
             return True
         return False
+
+    def _generates(self, timeout_s: float) -> bool:
+        return answers(f"{self.url}/health_generate", timeout_s=timeout_s)
 
     def is_running(self) -> bool:
         """Whether its leading process has not ended."""

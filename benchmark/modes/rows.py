@@ -16,6 +16,7 @@ Answer = Literal[
     "adapter tokens",
     "drafted tokens",
     "vectors",
+    "tokens by gRPC",
     "tokens of a program",
     "tokens of a pair",
     "tokens about a picture",
@@ -55,6 +56,9 @@ STORE = "{folder}/store"
 ADAPTER, MODEL, DRAFT, DRAFT_OF_LAYERS = "{adapter}", "{model}", "{draft}", "{draft-of-layers}"
 LORA = ("--enable-lora", "--lora-paths", f"tiny={ADAPTER}", "--lora-backend", "torch_native")
 GPU = "a GPU"
+GRPC = ("--smg-grpc-mode", "--skip-server-warmup", "--load-balance-method", "round_robin", "--enable-metrics")
+NO_WARM_UP = (("SMG_SGLANG_SERVICER_WARMUP", "off"),)
+"""They would ask with ids that a tiny model does not have, and for a hundred prompts."""
 NGRAMS = ("--speculative-algorithm", "NGRAM", "--speculative-ngram-max-bfs-breadth", "1")
 """Chains of drafts: SGLang verifies trees in pages of several tokens with one backend only, which is not the CPU's."""
 
@@ -267,6 +271,7 @@ def _served() -> tuple[Mode, ...]:
         replicas("longest prefix first", "--schedule-policy", "lpm"),
         replicas("mixed chunks", "--enable-mixed-chunk", "--chunked-prefill-size", "128"),
         replicas("several tokenizer workers", "--tokenizer-worker-num", "2"),
+        replicas("gRPC in place of HTTP", *GRPC, answer="tokens by gRPC", env=NO_WARM_UP),
     )
 
 
@@ -292,6 +297,7 @@ def _refused() -> tuple[Mode, ...]:
             env=(("SGLANG_HTTP_SERVER_APP_PATH", "other:app"),),
         ),
         row("Rust server", *two, env=(("SGLANG_RUST_SERVER", "1"),)),
+        row("gRPC by the Rust servicer", *two, *GRPC, "--servicer-impl", "rust"),
         row("no radix cache", *two, "--disable-radix-cache"),
         row("HiCache", *two, "--enable-hierarchical-cache"),
         row("LMCache", *two, "--enable-lmcache"),
@@ -354,7 +360,6 @@ def _needing() -> tuple[Mode, ...]:
         row("video, audio", "a tiny model and clips; their keys are made as those of images"),
         row("encoders on machines of their own", "a second server", "--language-only"),
         row("weight updates by RDMA", "an RDMA device"),
-        row("gRPC", "a gRPC client", "--grpc-mode"),
         row("Ray actors", "the package ray", "--use-ray"),
     )
 

@@ -18,8 +18,9 @@ from typing import Any
 from banyan import config
 from benchmark.modes import asking, models, paired, pictures, program
 from benchmark.modes.asking import Answer, Ask
+from benchmark.modes.by_grpc import GrpcServer
 from benchmark.modes.rows import ADAPTER, DRAFT, DRAFT_OF_LAYERS, MODEL, Mode
-from benchmark.servers import SHARE_FLAGS, ServerFailed, ServerSpec, cpu_env, free_port, wait_ready
+from benchmark.servers import SHARE_FLAGS, Server, ServerFailed, ServerSpec, cpu_env, free_port, wait_ready
 from benchmark.warm import ForkedServer
 
 NUM_CORES = 2
@@ -28,6 +29,9 @@ ERROR = re.compile(r"\w*(Error|Exception)\b.*: ")
 PAGE_TOKENS = 16
 STORED_WITHIN_S = 60.0
 PLAN = ("--banyan-plan", "move")
+UNPINNED = ("vectors", "tokens by gRPC")
+"""What cannot be asked of a rank by name."""
+
 ENV = (
     # A page outside of allocator, tree and requests ends the server: leaks cannot pass.
     ("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE", "1"),
@@ -93,29 +97,27 @@ def ended(log: str) -> Found:
 
 def _served(mode: Mode, folder: Path) -> Found:
     asked = asking.prompts()
-    if mode.answer == "vectors":
-        # Requests for vectors cannot name a rank. Ranks take turns: an odd number comes to the other one when it is
-        # asked again.
+    if mode.answer in UNPINNED:
+        # Ranks take turns: an odd number comes to the other one when it is asked again.
         del asked[-1]
     specs = _specs(mode, folder)
-    on, off = (ForkedServer(spec, _model(mode), folder) for spec in specs)
+    kind = GrpcServer if mode.answer == "tokens by gRPC" else ForkedServer
+    on, off = (kind(spec, _model(mode), folder) for spec in specs)
     with on, off:
         wait_ready([on, off])
         off_ranks = mode.num_ranks if mode.alone is None else 1
-        theirs = asking.in_turn(_ask(mode, off.url), off_ranks, asked)
-        ours = asking.in_turn(_ask(mode, on.url), mode.num_ranks, asked)
-        apart = _apart(mode, on.url, off.url) if mode.alone is None else None
-        if mode.answer == "vectors":
-            # SGLang's answer does not say where its cached tokens came from: the ranks' counters do.
-            fetched = sum(rank["fetched_pages"] for rank in _ranks(on.url)) * PAGE_TOKENS
-            ours[0] = replace(ours[0], cached={"peer": fetched})
+        theirs = asking.in_turn(_ask(mode, off), off_ranks, asked)
+        ours = asking.in_turn(_ask(mode, on), mode.num_ranks, asked)
+        apart = _apart(mode, on, off) if mode.alone is None else None
+        if mode.answer in UNPINNED:
+            ours[0] = replace(ours[0], cached={"peer": _peer_tokens(on)})
         if mode.restarted:
             _wait_stored(mode, on.url, asked)
     if mode.restarted:
         # Each prompt once, all of them from what the first server left.
         with ForkedServer(replace(specs[0], label="on-again"), _model(mode), folder) as again:
             wait_ready([again])
-            ours = [_ask(mode, again.url)(ids, number % mode.num_ranks) for number, ids in enumerate(asked)]
+            ours = [_ask(mode, again)(ids, number % mode.num_ranks) for number, ids in enumerate(asked)]
         theirs = theirs[: len(ours)]
     return _compared(mode, ours, theirs, apart)
 
@@ -179,23 +181,25 @@ def _found_again(answers: Sequence[Answer]) -> int:
     return sum(asking.tokens_from(answers).values())
 
 
-def _apart(mode: Mode, on_url: str, off_url: str) -> float:
+def _apart(mode: Mode, on: Server, off: Server) -> float:
     """How far answers move when the ranks work together, where their rows meet in one matrix product: prompts that
     nobody has seen, at all ranks at once, against the same at one rank while the others idle.
     """
     asked = asking.prompts(2 * asking.NUM_PROMPTS)[asking.NUM_PROMPTS :]
-    alone = [_ask(mode, off_url)(ids, 0) for ids in asked]
-    return asking.widest(asking.together(_ask(mode, on_url), mode.num_ranks, asked), alone)
+    alone = [_ask(mode, off)(ids, 0) for ids in asked]
+    return asking.widest(asking.together(_ask(mode, on), mode.num_ranks, asked), alone)
 
 
-def _ask(mode: Mode, url: str) -> Ask:
+def _ask(mode: Mode, server: Server) -> Ask:
+    if isinstance(server, GrpcServer):
+        return server.tokens()
     if mode.answer == "vectors":
-        return asking.vectors(url)
+        return asking.vectors(server.url)
     if mode.answer == "drafted tokens":
-        return asking.drafted_tokens(url)
+        return asking.drafted_tokens(server.url)
     if mode.answer == "tokens about a picture":
-        return pictures.tokens(url)
-    return asking.tokens(url, adapter="tiny" if mode.answer == "adapter tokens" else None)
+        return pictures.tokens(server.url)
+    return asking.tokens(server.url, adapter="tiny" if mode.answer == "adapter tokens" else None)
 
 
 def _wait_stored(mode: Mode, url: str, asked: Sequence[Sequence[int]]) -> None:
@@ -213,6 +217,13 @@ def _wait_stored(mode: Mode, url: str, asked: Sequence[Sequence[int]]) -> None:
         if sum(rank["archived_pages"] for rank in _ranks(url)) >= wanted:
             return
         time.sleep(0.5)
+
+
+def _peer_tokens(server: Server) -> int:
+    """As the ranks count them, where answers do not say where cached tokens came from."""
+    if isinstance(server, GrpcServer):
+        return server.peer_tokens()
+    return sum(rank["fetched_pages"] for rank in _ranks(server.url)) * PAGE_TOKENS
 
 
 def _ranks(url: str) -> list[dict[str, Any]]:

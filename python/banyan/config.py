@@ -452,6 +452,12 @@ def uses_rust_server() -> bool:
     return os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true", "yes")
 
 
+def uses_rust_servicer() -> bool:
+    """Whether the Rust form of SGLang's gRPC servicer was chosen; it speaks to the ranks without the controller."""
+    # ``--servicer-impl`` is not SGLang's own flag: its package keeps the choice here.
+    return os.environ.get("SMG_SGLANG_SERVICER_IMPL", "").lower() == "rust"
+
+
 def names_other_http_app(app: str) -> bool:
     """Whether the user has named another application than this one for SGLang's HTTP workers, where there are
     several."""

@@ -36,6 +36,7 @@ BAD = {
     "draft": (DraftFacts(algorithm="DFLASH"), "--speculative-algorithm DFLASH", "drop that flag"),
     "kv_cache_dtype": ("fp4_e2m1", "--kv-cache-dtype fp4_e2m1", "use auto"),
     "rust_server": (True, "SGLANG_RUST_SERVER", "unset it"),
+    "rust_servicer": (True, "--servicer-impl rust", "use --servicer-impl python"),
 }
 
 

@@ -57,6 +57,7 @@ class ServerFacts:
     store_admit: str = "first"
     kv_cache_dtype: str = "auto"
     rust_server: bool = False
+    rust_servicer: bool = False
 
     @property
     def num_slots(self) -> int:
@@ -128,6 +129,13 @@ _RULES: tuple[Rule[ServerFacts], ...] = (
     Rule(
         lambda f: f.rust_server,
         lambda f: "SGLANG_RUST_SERVER: the Rust server bypasses the dispatcher that Banyan hooks: unset it",
+    ),
+    Rule(
+        lambda f: f.rust_servicer,
+        lambda f: (
+            "--servicer-impl rust (SMG_SGLANG_SERVICER_IMPL): it bypasses the dispatcher that Banyan hooks: "
+            "use --servicer-impl python"
+        ),
     ),
     Rule(
         lambda f: f.disable_radix_cache,

@@ -5,8 +5,8 @@ import pytest
 from test.sglang_plugin.dispatcher.dispatch_rig import request
 
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.launcher.clients import BadRequest
 from banyan.sglang_plugin.launcher.wire_types import after_create_tokenized_object
+from banyan.sglang_plugin.prompt_refusals import BadRequest
 
 VALID = {
     "stream": False,

@@ -6,14 +6,31 @@ from types import SimpleNamespace
 import pytest
 from sglang.srt.managers.io_struct import AbortReq
 
+from banyan.sglang_plugin.rank import refused_requests
 from banyan.sglang_plugin.rank.refused_requests import around_handle_request
 
 
-def handled(error):
+@pytest.fixture(autouse=True)
+def serving(monkeypatch):
+    """What SGLang's processes serve by."""
+    serving = SimpleNamespace(smg_grpc_mode=False)
+    monkeypatch.setattr(refused_requests, "get_serving", lambda: serving)
+    return serving
+
+
+def handled(error, ids=(1, 2)):
     """What was told, and to whom, when SGLang's handler raises this."""
     told = []
-    scheduler = SimpleNamespace(send_abort_output=lambda answer, asked: told.append((answer, asked)))
-    asked = SimpleNamespace(rid="r")
+
+    def tell(answer, asked):
+        told.append((answer, asked))
+
+    by_grpc = SimpleNamespace(send_to_detokenizer=SimpleNamespace(send_output=tell))
+    scheduler = SimpleNamespace(
+        **({"ipc_channels": by_grpc} if refused_requests.get_serving().smg_grpc_mode else {"send_abort_output": tell}),
+        model_config=SimpleNamespace(vocab_size=320),
+    )
+    asked = SimpleNamespace(rid="r", input_ids=ids, sampling_params=None)
 
     def original(*args, **named):
         assert args == (scheduler, asked, "cleanup") and named == {"mm_input_error": None}
@@ -39,3 +56,11 @@ def test_request_when_sglang_takes_it_then_nothing_is_told():
 def test_request_when_the_machine_fails_then_it_is_raised_as_in_sglang(error):
     with pytest.raises(type(error)):
         handled(error)
+
+
+def test_request_when_it_came_by_grpc_and_would_end_the_rank_then_its_client_is_told(serving):
+    assert handled(None, ids=(1, 320))[0] == [], "checked in the main process"
+    serving.smg_grpc_mode = True
+    assert handled(None)[0] == []
+    ((answer, _),), _ = handled(None, ids=(1, 320))
+    assert "none of the model's 320 tokens" in answer.finished_reason["message"]

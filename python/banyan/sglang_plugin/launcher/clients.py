@@ -14,19 +14,17 @@ Invariants
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope, decode_kv_hints_envelope
 from sglang.srt.runtime_context import get_observability
 
-from banyan import faults
 from banyan.planner import asked
 from banyan.routing import POLICIES, hint
-from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin import prompt_refusals, runtime
 from banyan.sglang_plugin.launcher import adapters
-from banyan.sglang_plugin.launcher.stop_regex import may_not_end
+from banyan.sglang_plugin.prompt_refusals import BadRequest
 
 OWN_PREFIX = "banyan."
 MAX_ACTIONS = 64
@@ -37,29 +35,8 @@ ONE_FOR_A_PROMPT = (
 )
 """Fields that are lists for several prompts only."""
 
-SAMPLING_RANGES = {
-    "temperature": (0.0, 1e20),
-    "repetition_penalty": (1e-6, 2.0),
-    "top_k": (-(2**31), 2**31 - 1),
-    "max_new_tokens": (0, 2**31 - 1),
-    "min_new_tokens": (0, 2**31 - 1),
-}
-"""What sampling can reckon with in 32 bits: two of these divide logits. SGLang checks what is narrower itself."""
-
-MOST_BIAS = 1e20
-
-MOST_PATTERNS, MOST_PATTERN_CHARACTERS = 32, 256
-"""SGLang's own bounds, which it looks at after this: to take a pattern apart takes time."""
-
 MOST_SAMPLES = 4096
 """Of one prompt. SGLang makes as many requests of it at once."""
-
-
-class BadRequest(ValueError):
-    """What SGLang answers with status 400."""
-
-
-faults.let_pass(BadRequest)
 
 
 def admit(obj: Any, manager: Any) -> None:
@@ -90,61 +67,15 @@ def before_validate_one_request(manager: Any, obj: Any, input_ids: Sequence[int]
     for field in ONE_FOR_A_PROMPT:
         if isinstance(getattr(obj, field, None), list):
             raise BadRequest(f"{field}: a list, for one prompt")
-    _check_logprobs(obj, manager.model_config.vocab_size)
+    prompt_refusals.check_logprobs(obj, manager.model_config.vocab_size)
     sampling = getattr(obj, "sampling_params", None)
     if isinstance(sampling, dict):
-        _check_sampling(sampling, manager.model_config.vocab_size)
+        prompt_refusals.check_sampling(sampling, manager.model_config.vocab_size)
     # Of several prompts, when some were given as text, SGLang takes single ids for whole prompts.
-    _check_is_list(input_ids)
+    prompt_refusals.check_is_list(input_ids)
     session = getattr(obj, "session_params", None)
     if input_ids is not None and not len(input_ids) and not (isinstance(session, dict) and session.get("id")):
         raise BadRequest("a prompt has no tokens")
-
-
-def _check_logprobs(obj: Any, vocab_size: int) -> None:
-    num_top, start = getattr(obj, "top_logprobs_num", None), getattr(obj, "logprob_start_len", None)
-    if num_top is not None and not 0 <= num_top <= vocab_size:
-        raise BadRequest(f"top_logprobs_num: {str(num_top)[:32]}, of the model's {vocab_size} tokens")
-    if start is not None and start < -1:
-        raise BadRequest(f"logprob_start_len: {str(start)[:32]} is neither a place in the prompt nor -1")
-    if getattr(obj, "token_ids_logprob", None):
-        _check_ids(obj.token_ids_logprob, vocab_size, "token_ids_logprob")
-
-
-def _check_sampling(params: dict[str, Any], vocab_size: int) -> None:
-    for field, (least, most) in SAMPLING_RANGES.items():
-        value = params.get(field)
-        # What is no number SGLang refuses itself.
-        if isinstance(value, int | float) and not least <= value <= most:
-            raise BadRequest(f"sampling_params: {field} is {str(value)[:32]}, not from {least:g} to {most:g}")
-    bias = params.get("logit_bias")
-    for value in bias.values() if isinstance(bias, dict) else ():
-        if isinstance(value, int | float) and not -MOST_BIAS <= value <= MOST_BIAS:
-            raise BadRequest(f"sampling_params: logit_bias has {str(value)[:32]}, beyond {MOST_BIAS:g}")
-    patterns = params.get("stop_regex")
-    if isinstance(patterns, str | list):
-        _check_patterns([patterns] if isinstance(patterns, str) else patterns)
-    stops = params.get("stop_token_ids")
-    if stops and isinstance(stops, list):
-        _check_ids(stops, vocab_size, "sampling_params: stop_token_ids")
-
-
-def _check_patterns(patterns: Sequence[Any]) -> None:
-    texts = [pattern for pattern in patterns if isinstance(pattern, str)]
-    if len(texts) > MOST_PATTERNS or any(len(text) > MOST_PATTERN_CHARACTERS for text in texts):
-        raise BadRequest(
-            f"sampling_params: stop_regex: {MOST_PATTERNS} patterns of {MOST_PATTERN_CHARACTERS} characters at most"
-        )
-    for text in texts:
-        try:
-            endless = may_not_end(text)
-        except (re.error, RecursionError, OverflowError) as error:
-            raise BadRequest(f"sampling_params: stop_regex: {error}") from None
-        if endless:
-            raise BadRequest(
-                f"sampling_params: stop_regex {text[:64]!r} has a repeat within a repeat, which may never end: write "
-                "it without, or use stop"
-            )
 
 
 def _check_samples(sampling: Any) -> None:
@@ -155,9 +86,9 @@ def _check_samples(sampling: Any) -> None:
 
 
 def _check(obj: Any, manager: Any) -> None:
-    _check_is_list(obj.input_ids)
+    prompt_refusals.check_is_list(obj.input_ids)
     if obj.input_ids and not _has_media(obj):
-        _check_ids(obj.input_ids, manager.model_config.vocab_size)
+        prompt_refusals.check_ids(obj.input_ids, manager.model_config.vocab_size)
     names_adapter = adapters.named_by(getattr(obj, "extra_key", None), manager)
     if names_adapter:
         raise BadRequest("extra_key: it contains the id of a LoRA adapter: ask for one with lora_path")
@@ -182,32 +113,9 @@ def _check_labels(labels: Any) -> None:
         raise BadRequest("custom_labels: a text for each name")
 
 
-def _check_is_list(ids: Any) -> None:
-    if isinstance(ids, int | float | str | dict):
-        raise BadRequest("input_ids: no list of tokens")
-
-
 def _has_media(obj: Any) -> bool:
     """Some models stand for an image, a video or a sound with ids beyond their vocabulary."""
     return any(getattr(obj, field, None) is not None for field in ("image_data", "video_data", "audio_data"))
-
-
-def _check_ids(ids: Sequence[Any], vocab_size: int, field: str = "input_ids") -> None:
-    """Of one prompt, or of several. What is no list of numbers SGLang refuses itself."""
-    nested = [one for one in ids if isinstance(one, list)] if isinstance(ids[0], list) else []
-    for one in nested:
-        if one:
-            _check_ids(one, vocab_size, field)
-    if nested:
-        return
-    try:
-        least, most = min(ids), max(ids)
-        is_known = least >= 0 and most < vocab_size
-    except TypeError:
-        return
-    if not is_known:
-        wrong = least if least < 0 else most
-        raise BadRequest(f"{field}: {str(wrong)[:32]} is none of the model's {vocab_size} tokens")
 
 
 def _allowed(hints: Any) -> Any:

@@ -235,6 +235,7 @@ def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:
         policy=wanted.policy,
         store_admit=wanted.store_admit if wanted.store else "first",
         rust_server=config.uses_rust_server(),
+        rust_servicer=(args.smg_grpc_mode or args.grpc_mode) and config.uses_rust_servicer(),
     )
 
 

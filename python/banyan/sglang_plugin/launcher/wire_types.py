@@ -15,7 +15,7 @@ import msgspec
 from sglang.srt.managers.io_struct import msgpack_decode, msgpack_encode
 
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.launcher.clients import BadRequest
+from banyan.sglang_plugin.prompt_refusals import BadRequest
 
 LEFT_OUT = ("input_text", "input_ids", "input_embeds", "mm_inputs", "token_type_ids", "time_stats")
 """Made by SGLang of what it has checked, or looked at for each token."""

@@ -5,7 +5,9 @@ ends all ranks.
 Invariants
   1. The request has not been queued: nothing computes it. SGLang queues it last.
   2. What may be the machine's fault, and not the client's (memory, drives, devices), is raised as in SGLang.
-  3. The shards of a rank get the same bytes and come to the same answer; the one that speaks to clients tells it.
+  3. What came by gRPC has passed by the checks of the main process (``banyan.sglang_plugin.launcher.clients``), for its
+     servicer speaks to the ranks: it is checked here.
+  4. The shards of a rank get the same bytes and come to the same answer; the one that speaks to clients tells it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from http import HTTPStatus
 from typing import Any
 
 from sglang.srt.managers.io_struct import AbortReq
+from sglang.srt.runtime_context import get_serving
+
+from banyan.sglang_plugin.prompt_refusals import check_tokenized
 
 logger = logging.getLogger("banyan")
 
@@ -25,9 +30,19 @@ OF_A_WRONG_VALUE = (ArithmeticError, AssertionError, AttributeError, LookupError
 def around_handle_request(original: Callable[..., None], scheduler: Any, asked: Any, *args: Any, **named: Any) -> None:
     """Of a generation request, or one of an embedding or reward model."""
     try:
+        if get_serving().smg_grpc_mode:
+            check_tokenized(asked, scheduler.model_config.vocab_size)
         original(scheduler, asked, *args, **named)
     except OF_A_WRONG_VALUE as error:
         message = f"SGLang makes no request of this: {type(error).__name__}: {error}"
         logger.warning("banyan: request %s is refused: %s", asked.rid, message)
         reason = {"type": "abort", "status_code": HTTPStatus.BAD_REQUEST, "message": message}
-        scheduler.send_abort_output(AbortReq(rid=asked.rid, abort_message=message, finished_reason=reason), asked)
+        _tell(scheduler, AbortReq(rid=asked.rid, abort_message=message, finished_reason=reason), asked)
+
+
+def _tell(scheduler: Any, answer: AbortReq, asked: Any) -> None:
+    if get_serving().smg_grpc_mode:
+        # The servicer hears refusals where it hears tokens, and drops them where SGLang's main process hears them.
+        scheduler.ipc_channels.send_to_detokenizer.send_output(answer, asked)
+    else:
+        scheduler.send_abort_output(answer, asked)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from banyan.sglang_plugin.launcher.stop_regex import may_not_end
+from banyan.sglang_plugin.stop_regex import may_not_end
 
 ENDLESS = [
     *("(a+)+b", "(a*)*$", "(a|a)*b", "(a|ab)*c", "((a{1,100}){1,100})x", "(?:(?:x?){50})+y", "(.*,)*!", "(?=(a+)+b)"),

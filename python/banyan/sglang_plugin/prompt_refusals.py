@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a prompt, its log probabilities and its sampling may be, for SGLang passes on what then ends all ranks.
+
+The main process asks for all that comes by HTTP or from an Engine; a rank asks for itself where clients reach it past
+that process. ``docs/security.md`` has the fields and their bounds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from banyan import faults
+from banyan.sglang_plugin.stop_regex import may_not_end
+
+SAMPLING_RANGES = {
+    "temperature": (0.0, 1e20),
+    "repetition_penalty": (1e-6, 2.0),
+    "top_k": (-(2**31), 2**31 - 1),
+    "max_new_tokens": (0, 2**31 - 1),
+    "min_new_tokens": (0, 2**31 - 1),
+}
+"""What sampling can reckon with in 32 bits: two of these divide logits. SGLang checks what is narrower itself."""
+
+MOST_BIAS = 1e20
+
+MOST_PATTERNS, MOST_PATTERN_CHARACTERS = 32, 256
+"""SGLang's own bounds, which it looks at after this: to take a pattern apart takes time."""
+
+
+class BadRequest(ValueError):
+    """What SGLang answers with status 400."""
+
+
+faults.let_pass(BadRequest)
+
+
+def check_tokenized(asked: Any, vocab_size: int) -> None:
+    """A request of one prompt as the ranks get it, of SGLang's type for generation or for embedding.
+
+    Raises:
+        ValueError: naming the field.
+    """
+    if asked.input_ids is not None and getattr(asked, "mm_inputs", None) is None:
+        if not len(asked.input_ids):
+            raise BadRequest("a prompt has no tokens")
+        check_ids(asked.input_ids, vocab_size)
+    check_logprobs(asked, vocab_size)
+    sampling = asked.sampling_params
+    if sampling is not None:
+        sampling.verify(vocab_size)
+        params = {field: getattr(sampling, field) for field in (*SAMPLING_RANGES, "logit_bias")}
+        params |= {"stop_regex": sampling.stop_regex_strs, "stop_token_ids": list(sampling.stop_token_ids or ())}
+        check_sampling(params, vocab_size)
+
+
+def check_logprobs(obj: Any, vocab_size: int) -> None:
+    """How many log probabilities, from where on, and of which tokens."""
+    num_top, start = getattr(obj, "top_logprobs_num", None), getattr(obj, "logprob_start_len", None)
+    if num_top is not None and not 0 <= num_top <= vocab_size:
+        raise BadRequest(f"top_logprobs_num: {str(num_top)[:32]}, of the model's {vocab_size} tokens")
+    if start is not None and start < -1:
+        raise BadRequest(f"logprob_start_len: {str(start)[:32]} is neither a place in the prompt nor -1")
+    if getattr(obj, "token_ids_logprob", None):
+        check_ids(obj.token_ids_logprob, vocab_size, "token_ids_logprob")
+
+
+def check_sampling(params: dict[str, Any], vocab_size: int) -> None:
+    """What clients send as ``sampling_params``."""
+    for field, (least, most) in SAMPLING_RANGES.items():
+        value = params.get(field)
+        # What is no number SGLang refuses itself.
+        if isinstance(value, int | float) and not least <= value <= most:
+            raise BadRequest(f"sampling_params: {field} is {str(value)[:32]}, not from {least:g} to {most:g}")
+    bias = params.get("logit_bias")
+    for value in bias.values() if isinstance(bias, dict) else ():
+        if isinstance(value, int | float) and not -MOST_BIAS <= value <= MOST_BIAS:
+            raise BadRequest(f"sampling_params: logit_bias has {str(value)[:32]}, beyond {MOST_BIAS:g}")
+    patterns = params.get("stop_regex")
+    if isinstance(patterns, str | list):
+        _check_patterns([patterns] if isinstance(patterns, str) else patterns)
+    stops = params.get("stop_token_ids")
+    if stops and isinstance(stops, list):
+        check_ids(stops, vocab_size, "sampling_params: stop_token_ids")
+
+
+def _check_patterns(patterns: Sequence[Any]) -> None:
+    texts = [pattern for pattern in patterns if isinstance(pattern, str)]
+    if len(texts) > MOST_PATTERNS or any(len(text) > MOST_PATTERN_CHARACTERS for text in texts):
+        raise BadRequest(
+            f"sampling_params: stop_regex: {MOST_PATTERNS} patterns of {MOST_PATTERN_CHARACTERS} characters at most"
+        )
+    for text in texts:
+        try:
+            endless = may_not_end(text)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise BadRequest(f"sampling_params: stop_regex: {error}") from None
+        if endless:
+            raise BadRequest(
+                f"sampling_params: stop_regex {text[:64]!r} has a repeat within a repeat, which may never end: write "
+                "it without, or use stop"
+            )
+
+
+def check_is_list(ids: Any) -> None:
+    """Of what clients send as ``input_ids``."""
+    if isinstance(ids, int | float | str | dict):
+        raise BadRequest("input_ids: no list of tokens")
+
+
+def check_ids(ids: Sequence[Any], vocab_size: int, field: str = "input_ids") -> None:
+    """Of one prompt, or of several. What is no list of numbers SGLang refuses itself."""
+    nested = [one for one in ids if isinstance(one, list)] if isinstance(ids[0], list) else []
+    for one in nested:
+        if one:
+            check_ids(one, vocab_size, field)
+    if nested:
+        return
+    try:
+        least, most = min(ids), max(ids)
+        is_known = least >= 0 and most < vocab_size
+    except TypeError:
+        return
+    if not is_known:
+        wrong = least if least < 0 else most
+        raise BadRequest(f"{field}: {str(wrong)[:32]} is none of the model's {vocab_size} tokens")
