@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from benchmark.modes.models import FIRST_PLAIN_TOKEN, VOCABULARY
 NUM_PROMPTS = 8
 SHORTEST, LONGEST = 200, 480
 GREEDY = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
+GRAMMAR = "[01]+"
 SOURCES = ("device", "peer", "host", "storage")
 TIMEOUT_S = 120.0
 LOGIT_TOLERANCE = 0.05
@@ -65,10 +67,24 @@ def drafted_tokens(url: str) -> Ask:
     return ask
 
 
-def _generate(url: str, ids: Sequence[int], rank: int | None, adapter: str | None) -> dict[str, Any]:
+def tokens_of_a_grammar(url: str) -> Ask:
+    """Asks `url` for greedy tokens of a grammar; an answer of anything else is no answer."""
+
+    def ask(ids: Sequence[int], rank: int | None) -> Answer:
+        told = _generate(url, ids, rank, None, {"regex": GRAMMAR})
+        if not re.fullmatch(GRAMMAR, told["text"]):
+            raise ValueError(f"{told['text']!r} is none of {GRAMMAR}")
+        return answer_of(told)
+
+    return ask
+
+
+def _generate(
+    url: str, ids: Sequence[int], rank: int | None, adapter: str | None, sampling: dict[str, Any] | None = None
+) -> dict[str, Any]:
     body = {
         "input_ids": list(ids),
-        "sampling_params": GREEDY,
+        "sampling_params": {**GREEDY, **(sampling or {})},
         "return_logprob": True,
         "routed_dp_rank": rank,
         "lora_path": adapter,

@@ -15,6 +15,7 @@ Answer = Literal[
     "tokens",
     "adapter tokens",
     "drafted tokens",
+    "tokens of a grammar",
     "vectors",
     "tokens by gRPC",
     "tokens of a program",
@@ -270,6 +271,8 @@ def _served() -> tuple[Mode, ...]:
         replicas("priorities", "--enable-priority-scheduling"),
         replicas("longest prefix first", "--schedule-policy", "lpm"),
         replicas("mixed chunks", "--enable-mixed-chunk", "--chunked-prefill-size", "128"),
+        replicas("structured output", answer="tokens of a grammar"),
+        replicas("pages leave by how often they were used", "--radix-eviction-policy", "lfu"),
         replicas("several tokenizer workers", "--tokenizer-worker-num", "2"),
         replicas("gRPC in place of HTTP", *GRPC, answer="tokens by gRPC", env=NO_WARM_UP),
     )
@@ -339,6 +342,7 @@ def _needing() -> tuple[Mode, ...]:
         return Mode(name=name, flags=flags, verdict="needs", needs=needs)
 
     return (
+        row("expert parallelism within a rank", "a GPU: SGLang's experts on CPUs end with it", "--ep-size", "2"),
         row("expert parallelism over DeepEP, two-batch overlap", "GPUs and DeepEP", "--moe-a2a-backend", "deepep"),
         row(
             "context-parallel prefills",

@@ -197,6 +197,8 @@ def _ask(mode: Mode, server: Server) -> Ask:
         return asking.vectors(server.url)
     if mode.answer == "drafted tokens":
         return asking.drafted_tokens(server.url)
+    if mode.answer == "tokens of a grammar":
+        return asking.tokens_of_a_grammar(server.url)
     if mode.answer == "tokens about a picture":
         return pictures.tokens(server.url)
     return asking.tokens(server.url, adapter="tiny" if mode.answer == "adapter tokens" else None)

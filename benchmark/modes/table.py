@@ -49,10 +49,9 @@ NEEDS_HEAD = """
 WITHOUT_A_ROW = """
 ## Without a row
 
-These have neither a row nor an end-to-end test: structured output, several answers to a prompt (`n` above 1), log
-probabilities of the prompt, retraction of running requests, preemption by priority, several adapters or adapters that
-are loaded while the server runs, expert parallelism without data-parallel attention, two-batch overlap alone,
-`--radix-eviction-policy`, sessions that stream, quantised weights, weight updates other than from disk,
+These have neither a row nor an end-to-end test: several answers to a prompt (`n` above 1), log probabilities of the
+prompt, retraction of running requests, preemption by priority, several adapters or adapters that are loaded while the
+server runs, two-batch overlap alone, sessions that stream, quantised weights, weight updates other than from disk,
 `torch.compile`, hidden states, parsers of tools and reasoning, AMD's GPUs and NPUs.
 """
 NOT_EXERCISED = ("no overlap of scheduler and forward", "priorities", "longest prefix first", "mixed chunks")
