@@ -12,12 +12,14 @@ from banyan.sglang_plugin.prompt_refusals import check_tokenized
 VOCABULARY = 320
 
 
-def request(ids=(1, 2), media=None, **fields):
+def request(ids=(1, 2), media=None, lora_id=None, **fields):
     """What SGLang's servicer sends: the names of sampling are those of SamplingParams."""
     logprobs = {name: fields.pop(name) for name in list(fields) if "logprob" in name}
     sampling = SamplingParams(**fields)
     sampling.normalize(tokenizer=SimpleNamespace(encode=lambda text, **_: [1]))
-    return SimpleNamespace(input_ids=array("q", ids), mm_inputs=media, sampling_params=sampling, **logprobs)
+    return SimpleNamespace(
+        input_ids=array("q", ids), mm_inputs=media, lora_id=lora_id, sampling_params=sampling, **logprobs
+    )
 
 
 @pytest.mark.parametrize(
@@ -38,6 +40,7 @@ def test_request_when_it_is_as_it_should_be_then_it_passes(fields):
     ("fields", "named"),
     [
         ({"ids": []}, "no tokens"),
+        ({"lora_id": "x"}, "lora_id"),
         ({"ids": [1, VOCABULARY]}, "input_ids: 320"),
         ({"ids": [1, -1]}, "input_ids: -1"),
         ({"top_p": 2.0}, "top_p"),

@@ -46,6 +46,9 @@ def check_tokenized(asked: Any, vocab_size: int) -> None:
         if not len(asked.input_ids):
             raise BadRequest("a prompt has no tokens")
         check_ids(asked.input_ids, vocab_size)
+    if getattr(asked, "lora_id", None) is not None:
+        # One that is not loaded ends the rank, and pages of an adapter are known by it.
+        raise BadRequest("lora_id: an adapter is asked for by lora_path, over HTTP")
     check_logprobs(asked, vocab_size)
     sampling = asked.sampling_params
     if sampling is not None:
