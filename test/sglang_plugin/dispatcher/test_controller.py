@@ -377,6 +377,13 @@ def test_dispatch_when_placing_fails_then_sglangs_own_method_dispatches_and_the_
     assert "ZeroDivisionError" in caplog.text
 
 
+@pytest.mark.parametrize("space", [{"cache_salt": "\ud800"}, {"extra_key": "\ud800"}])
+def test_dispatch_when_a_cache_namespace_is_no_unicode_then_it_is_sent_all_the_same(node, monkeypatch, space):
+    sent = []
+    dispatching(node[0], monkeypatch, sent).dispatching(request(range(64), **space))
+    assert len(sent) == 1
+
+
 @pytest.mark.parametrize(("policy", "received", "published"), [("lmetric", 1, 1), ("lmetric", 0, 0), ("sglang", 1, 0)])
 def test_load_when_requests_come_in_then_it_is_published_at_once(monkeypatch, policy, received, published):
     monkeypatch.setattr(runtime, "config", lambda: Config(policy=policy))

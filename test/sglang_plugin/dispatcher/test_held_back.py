@@ -37,8 +37,8 @@ class Rig:
         self.held_back = HeldBack(self.placer, self.sent.append, clock=lambda: self.now_s)
         assert self.placer.place(request(FIRST, rid="first", routed_dp_rank=0), BOTH) is None
 
-    def begin(self):
-        req = request(SECOND)
+    def begin(self, rid="r"):
+        req = request(SECOND, rid=rid)
         wait = self.placer.place(req, BOTH)
         assert isinstance(wait, Wait) and (wait.rank, wait.num_tokens) == (0, 480) and req.routed_dp_rank is None
         # 640 tokens, 1,000 a second, less what has been computed since they were sent.
@@ -103,12 +103,16 @@ def test_held_when_the_rank_is_no_longer_active_then_another_one_has_it():
     assert req.routed_dp_rank == 1
 
 
-@pytest.mark.parametrize("abort", [AbortReq(rid="r"), AbortReq(abort_all=True)])
+@pytest.mark.parametrize(
+    "abort", [AbortReq(rid="r12"), AbortReq(rid="r1"), AbortReq(abort_all=True)], ids=["id", "its beginning", "all"]
+)
 def test_held_when_it_is_aborted_then_its_rank_hears_of_it_first(abort):
+    """By SGLang's rule: an abort means every request whose id begins with its own."""
     rig = Rig()
-    req = rig.begin()
-    rig.held_back.abort(AbortReq(rid="another"), BOTH)
-    assert rig.held_back.num_held == 1
+    req = rig.begin("r12")
+    for other in ("another", "r123"):
+        rig.held_back.abort(AbortReq(rid=other), BOTH)
+    assert rig.held_back.num_held == 1 and rig.sent == []
     rig.held_back.abort(abort, BOTH)
     rig.ended(req, "aborted")
 

@@ -23,9 +23,11 @@ from banyan import _native
 from banyan.config import Config
 from banyan.core import SourceKind, rid_of
 from banyan.layout import Layout
+from banyan.pacing.lockstep import LOAD_PATIENCE_S
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.host_pool import SharedMHAPool
+from banyan.sglang_plugin.pools.quarantine import READER_PATIENCE_S
 from banyan.sglang_plugin.rank import identity, kind, own_slots
 from banyan.sglang_plugin.rank import linker as module
 from banyan.sglang_plugin.rank.linker import BanyanLinker
@@ -189,6 +191,19 @@ def test_prefix_when_one_rank_offloads_it_then_the_other_loads_the_same_bytes(ra
     assert own_pages.available_size() == TOKENS - 2 * PAGE
 
 
+def test_load_when_leases_are_held_for_copies_that_have_not_begun_then_it_waits_for_readers_for_a_moment_only(ranks):
+    _, ((owner, _, pages), (reader, _, own_pages)) = ranks
+    owner.offload(transfer(keys(1), pages.alloc(PAGE)))
+    owner.num_completed_offloads()
+    assert own_pages.load_patience_s() == READER_PATIENCE_S
+    assert reader.lookup("r", transfer(keys(1), None)) == [1]
+    assert reader.load("r", transfer(keys(1), own_pages.alloc(PAGE)))
+    assert own_pages.load_patience_s() == LOAD_PATIENCE_S
+    index = reader.start_layer_wise_loading()
+    assert own_pages.load_patience_s() == READER_PATIENCE_S
+    assert reader.finish_layer_wise_loading(index)
+
+
 def test_page_when_freed_then_it_is_not_offered_any_more(ranks):
     _, ((owner, _, pages), (reader, *_)) = ranks
     slots = pages.alloc(PAGE)
@@ -208,6 +223,14 @@ def test_weights_when_updated_on_one_rank_then_it_shares_nothing_until_the_other
     assert reader.lookup("r", transfer(keys(1), None)) == []
     reader.weights_changed()
     assert reader.lookup("s", transfer(keys(1), None)) == [1]
+
+
+def test_page_when_it_was_computed_by_another_release_of_sglang_then_it_is_another_page(ranks, monkeypatch):
+    _, ((owner, *_), (peer, *_)) = ranks
+    assert owner.kinds.full._namespace() == peer.kinds.full._namespace()
+    digest = owner.kinds.full._namespace_digest()
+    monkeypatch.setattr(identity.importlib.metadata, "version", lambda package: f"{package} of tomorrow")
+    assert owner.kinds.full._namespace_digest() != digest
 
 
 def test_rank_when_sglang_keeps_no_radix_cache_then_one_line_says_so(monkeypatch, caplog):

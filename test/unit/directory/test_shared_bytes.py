@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import re
 import tempfile
@@ -12,6 +14,9 @@ import numpy as np
 import pytest
 
 from banyan._native import SharedBytes
+
+MFD_NOEXEC_SEAL, F_SEAL_EXEC = 0x8, 0x20
+"""Of linux/memfd.h and linux/fcntl.h; Python does not have them."""
 
 
 def test_create_when_memory_is_short_then_oserror_names_the_size() -> None:
@@ -53,6 +58,19 @@ def test_memory_when_made_then_private_to_the_user_and_of_fixed_size() -> None:
         os.truncate(int(fds[0]), 1)
     del shared
     assert not [fd for fd in os.listdir("/proc/self/fd") if "banyan-check-mode" in _target(fd)]
+
+
+def test_memory_when_made_then_nobody_can_ever_run_it() -> None:
+    try:
+        os.close(os.memfd_create("check", MFD_NOEXEC_SEAL))
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        pytest.skip("a kernel before 6.3 has no such memory")
+    shared = SharedBytes.create(4096, "check-seals")
+    (fd,) = [fd for fd in os.listdir("/proc/self/fd") if "banyan-check-seals" in _target(fd)]
+    assert fcntl.fcntl(int(fd), fcntl.F_GET_SEALS) & F_SEAL_EXEC
+    del shared
 
 
 def _target(fd: str) -> str:

@@ -158,7 +158,8 @@ class FakeServer(Served):
                 yield piece
                 await asyncio.sleep(0.005)
 
-        return StreamingResponse(spoken(), status, {"x-said-by": self.name}, kind)
+        said = {"x-said-by": self.name, "x-asked-by": request.method}
+        return StreamingResponse(spoken(), status, said, kind)
 
     async def pieces(self):
         self.num_running += 1

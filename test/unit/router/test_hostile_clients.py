@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import threading
 
 import pytest
 import uvicorn
@@ -14,10 +15,11 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from test.unit.router.fake_server import FakeServer, Served, running, until
 
-from banyan.router import prompt
+from banyan.router import prompt, run
 from banyan.router.bodies import Bodies, Refused
 from banyan.router.connections import Bounded
 from banyan.router.paths import GENERATE
+from banyan.router.settings import Settings
 from banyan.router.upstream import Attempt, Lost
 from banyan.router.verdict import TooLong, WholeEvents
 from banyan.routing.headers import PLAN_HEADER, READ_HEADER, SOURCE_HEADER
@@ -177,16 +179,37 @@ def test_connections_when_there_are_too_many_then_the_next_is_closed_and_the_oth
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"origin": "http://evil.example"},
-        {"origin": "null"},
-        {"host": "evil.example"},
-        {"x-forwarded-for": "10.0.0.9"},
-        {"forwarded": "for=10.0.0.9"},
-    ],
-)
+def test_router_when_it_is_served_then_its_connections_are_bounded_and_no_header_says_whom_one_comes_from(monkeypatch):
+    served = []
+    monkeypatch.setattr(run.uvicorn.Server, "run", lambda self: served.append(self.config))
+    run.serve(Settings(servers=("http://127.0.0.1:1",)))
+    (config,) = served
+    assert config.http is Bounded and config.proxy_headers is False
+
+
+HOSTILE = [
+    {"origin": "http://evil.example"},
+    {"origin": "null"},
+    {"host": "evil.example"},
+    {"x-forwarded-for": "10.0.0.9"},
+    {"forwarded": "for=10.0.0.9"},
+]
+
+
+@pytest.mark.parametrize("headers", HOSTILE)
+def test_servers_when_another_page_or_a_proxy_asks_for_them_then_it_is_refused(headers):
+    async def scenario():
+        async with running([FakeServer("a")]) as rig:
+            url = f"{rig.served.url}/router/servers"
+            async with rig.client.get(url, headers=headers) as response:
+                assert response.status == 403 and (await response.json())["error"]["type"] == "forbidden"
+            async with rig.client.get(url, headers={"origin": rig.served.url}) as response:
+                assert response.status == 200
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("headers", HOSTILE)
 @pytest.mark.parametrize("path", ["/router/drain", "/router/resume"])
 def test_drain_when_another_page_or_a_proxy_asks_for_it_then_it_is_refused(headers, path):
     async def scenario():
@@ -275,9 +298,19 @@ def test_body_when_it_is_large_then_it_is_read_beside_the_loop_and_when_it_is_la
     unread = prompt.read(GENERATE, body, {prompt.ROUTING_KEY_HEADER: "r"})
     assert unread.token_ids is None and unread.session == "r" and not unread.may_pin
 
+    readers, read_of = [], prompt.read
+
+    def told(*args):
+        readers.append(threading.current_thread())
+        return read_of(*args)
+
     async def scenario():
+        monkeypatch.setattr(prompt, "read", told)
         async with running([FakeServer("a"), FakeServer("b")]) as rig:
-            status, _, _ = await rig.ask(input_ids=[7] * 200_000)
-            assert status == 200
+            for num_tokens in (200_000, 10):
+                status, _, _ = await rig.ask(input_ids=[7] * num_tokens)
+                assert status == 200
+        beside, on = readers
+        assert beside.name.startswith("banyan-read-prompt") and on is threading.current_thread()
 
     asyncio.run(scenario())

@@ -25,7 +25,13 @@ def test_table_when_read_then_each_path_stands_there_once():
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", "/v1/models/a/b"), ("GET", "/of-a-later-release?x=1"), ("PUT", "/v1/rerank"), ("OPTIONS", "/generate")],
+    [
+        ("GET", "/v1/models/a/b"),
+        ("GET", "/of-a-later-release?x=1"),
+        ("PUT", "/v1/rerank"),
+        ("HEAD", "/v1/rerank"),
+        ("OPTIONS", "/generate"),
+    ],
 )
 def test_path_when_any_server_can_answer_it_then_one_does_and_its_answer_comes_as_it_was(method, path):
     async def scenario():
@@ -36,13 +42,13 @@ def test_path_when_any_server_can_answer_it_then_one_does_and_its_answer_comes_a
                 assert (response.status, response.content_type, await response.read()) == (
                     207,
                     "text/x-odd",
-                    b"as it was",
+                    b"" if method == "HEAD" else b"as it was",
                 )
-                assert response.headers["x-said-by"] in "ab"
+                assert response.headers["x-said-by"] in "ab" and response.headers["x-asked-by"] == method
             assert sorted(rig.num_seen()) == [0, 1]
             row = BY_PATH.get(path)
             label = row.path if row is not None else "/v1/models/{model:path}" if "models" in path else "other"
-            label = "other" if method == "OPTIONS" else label
+            label = "other" if method in ("HEAD", "OPTIONS") else label
             assert f'placed_by_load_total{{path="{label}"}} 1.0'.encode() in (await rig.get("/metrics"))[1]
             rig.assert_idle()
 

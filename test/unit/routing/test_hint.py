@@ -30,7 +30,7 @@ def test_payload_when_it_is_not_ours_then_none(payload):
     assert PrefixHint.from_payload(payload) is None
 
 
-@pytest.mark.parametrize("broken", [{"reason": 3}, {"dispatch_us": "soon"}])
+@pytest.mark.parametrize("broken", [{"reason": 3}, {"reason": "nonsense"}, {"dispatch_us": "soon"}])
 def test_payload_when_only_the_decision_is_broken_then_the_rest_is_read(broken):
     payload = PrefixHint(160, 3, DECISION).payload() | broken
     assert PrefixHint.from_payload(payload) == PrefixHint(160, 3)

@@ -197,6 +197,24 @@ def test_open_when_only_reading_then_put_is_refused(tmp_path: Path, store: Store
         reader.put(keys(2), None, memory, offsets(0))
 
 
+GROW_IN_VAIN = """
+import sys
+import numpy as np
+from banyan._native import SharedBytes, Store
+memory = SharedBytes.create(4096, "arena")
+store = Store.open([sys.argv[1]], b"n" * 32, [4096], quota_bytes=4 << 20, floor_bytes=1 << 60)
+while store.stats()["floor_refusals"] < 2:
+    store.put(["0" * 64], None, memory, np.zeros(1, dtype=np.int64))
+    store.sync()
+"""
+
+
+def test_store_when_its_file_system_is_to_stay_freer_than_it_is_then_one_line_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", GROW_IN_VAIN, str(tmp_path / "store")]
+    ran = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=True)
+    assert ran.stderr.count("the store does not grow") == 1, ran.stderr
+
+
 def test_namespace_when_invalidated_then_nothing_is_found(store: Store, memory: SharedBytes) -> None:
     store.put(keys(1), None, memory, offsets(0))
     store.sync()

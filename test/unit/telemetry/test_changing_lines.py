@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import random
+import tracemalloc
 from array import array
 
 import pytest
@@ -89,6 +90,18 @@ def test_asked_when_sessions_are_many_or_long_then_no_more_is_kept(monkeypatch):
         assert held == lines._num_tokens <= 5_000 and len(lines._sessions) <= 10
     lines.asked("long", prompt(words("long", 6_000)))
     assert (lines._sessions, lines._num_tokens) == ({}, 0)
+
+
+def test_asked_when_the_names_of_sessions_are_long_then_they_take_no_more_memory():
+    lines = ChangingLines()
+    tracemalloc.start()
+    try:
+        for number in range(40):
+            lines.asked(f"{number}{'x' * 1_000_000}", array("q", [1]))
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(lines._sessions) == 40 and kept_bytes < 100_000
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.lists(st.integers(0, 2), max_size=90)), max_size=12))

@@ -474,4 +474,39 @@ mod tests {
         stripe.remove_shelf(shelf, lock).unwrap();
         assert!(stripe.shelves().unwrap().is_empty());
     }
+
+    #[test]
+    fn use_when_a_shelf_or_its_store_has_no_lock_then_nobody_has_it_and_none_is_made() {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("a")]).unwrap();
+        let (shelf, lock) = stripe.create_shelf().unwrap();
+        assert!(stripe.is_in_use(shelf).unwrap());
+        drop(lock);
+        for path in [stripe.shelf(shelf, 0), stripe.first().to_path_buf()] {
+            fs::remove_file(path.join("lock")).unwrap();
+            assert!(!stripe.is_in_use(shelf).unwrap());
+            assert!(!path.join("lock").exists());
+        }
+    }
+
+    #[test]
+    fn use_when_somebody_else_looks_then_he_is_no_writer_and_a_writer_that_adopts_meets_nobody() {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("a")]).unwrap();
+        let (shelf, lock) = stripe.create_shelf().unwrap();
+        drop(lock);
+        let own = stripe.shelf(shelf, 0).join("lock");
+        let looking = try_lock(&own, Way::Read, Mode::Shared).unwrap();
+        assert!(looking.is_some() && !stripe.is_in_use(shelf).unwrap());
+        drop(looking);
+
+        let adopting = stripe.lock().unwrap();
+        let looker = stripe.clone();
+        let looks = std::thread::spawn(move || looker.is_in_use(shelf).unwrap());
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!looks.is_finished());
+        let adopted = stripe.try_lock_shelf(shelf).unwrap();
+        drop(adopting);
+        assert!(adopted.is_some() && looks.join().unwrap());
+    }
 }

@@ -269,6 +269,17 @@ mod tests {
     }
 
     #[test]
+    fn words_when_as_many_as_may_use_a_store_then_the_next_is_refused_until_one_has_left() {
+        let scratch = Scratch::new();
+        let open = || Traffic::open(&scratch.path(""));
+        let mut users: Vec<_> = (0..64).map(|_| open().unwrap()).collect();
+        let refused = open().err().unwrap().to_string();
+        assert!(refused.contains("64 processes"), "{refused}");
+        users.pop();
+        open().unwrap();
+    }
+
+    #[test]
     fn reads_when_their_process_is_gone_then_they_stop_nobody() {
         let scratch = Scratch::new();
         let ours = Traffic::open(&scratch.path("")).unwrap();

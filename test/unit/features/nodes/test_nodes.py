@@ -13,12 +13,14 @@ import pytest
 import zmq
 from test.unit.cache_rig import request
 from test.unit.directory.rig import NAMESPACE, frames, keys
-from test.unit.features.nodes.rig import KEYS, Node, free_address, until, whole
+from test.unit.features.nodes.rig import KEYS, NUM_LAYERS, Node, free_address, until, whole
 
 from banyan.arena.page_source import Wanted
 from banyan.core import Run, SourceKind
+from banyan.features.nodes import page_server
+from banyan.features.nodes.page_server import PageServer
 from banyan.features.nodes.pull import NodeFound
-from banyan.features.nodes.wire import Ask, encode, pack_keys
+from banyan.features.nodes.wire import Answer, Ask, Refused, encode, pack_keys, read_by_borrower
 from banyan.transport.sealed.secret import Keys
 
 LENT = [3, 4, 5]
@@ -171,16 +173,40 @@ def test_secret_when_it_is_wrong_then_one_line_on_each_side_and_no_answer(nodes,
         assert sum(text in line for line in caplog.messages) == 1
 
 
+def friend_of(page_server: PageServer, context: zmq.Context) -> zmq.Socket:
+    """The socket of one who knows the secret."""
+    friend = context.socket(zmq.DEALER)
+    friend.setsockopt(zmq.CURVE_SERVERKEY, KEYS.page_server.public)
+    friend.setsockopt(zmq.CURVE_PUBLICKEY, KEYS.borrower.public)
+    friend.setsockopt(zmq.CURVE_SECRETKEY, KEYS.borrower.secret)
+    friend.connect(page_server.address.endpoint)
+    return friend
+
+
+def test_page_server_when_it_is_asked_more_than_it_listens_to_then_the_rest_is_refused(nodes, monkeypatch) -> None:
+    one, _ = nodes
+    monkeypatch.setattr(page_server, "MESSAGES_PER_S", 3)
+    # Its clock stands still.
+    one.page_server = PageServer(free_address(), KEYS, max_pages=1, num_layers=NUM_LAYERS, clock=lambda: 0.0)
+    one.page_server.lending.lend(one.exported())
+    context = zmq.Context()
+    friend = friend_of(one.page_server, context)
+    answers = []
+    for number in range(5):
+        friend.send(encode(Ask(number, NAMESPACE, pack_keys(keys(1)))))
+        assert friend.poll(5000)
+        answers.append(read_by_borrower(friend.recv()))
+    context.destroy(linger=0)
+    refused = [Refused(number, "too many messages") for number in (3, 4)]
+    assert answers == [*(Answer(number, 0) for number in range(3)), *refused]
+
+
 def test_page_server_when_a_thousand_foreign_messages_come_then_it_answers_the_next_question(nodes) -> None:
     one, two = nodes
     one.keep([1], LENT[:1])
     connect(one, two)
     context = zmq.Context()
-    friend = context.socket(zmq.DEALER)
-    friend.setsockopt(zmq.CURVE_SERVERKEY, KEYS.page_server.public)
-    friend.setsockopt(zmq.CURVE_PUBLICKEY, KEYS.borrower.public)
-    friend.setsockopt(zmq.CURVE_SECRETKEY, KEYS.borrower.secret)
-    friend.connect(one.page_server.address.endpoint)
+    friend = friend_of(one.page_server, context)
     for number in range(1000):
         friend.send([b"", b"garbage", encode(Ask(number, b"short", b"")), b"\xc1" * 5000][number % 4])
     until(lambda: one.page_server.num_foreign == 1000)

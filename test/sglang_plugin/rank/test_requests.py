@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests of one ``rid``, and one whose pages have no keys."""
+
+import gc
+
+import pytest
+from test.sglang_plugin.rank.matched import Matched
+from test.sglang_plugin.rank.test_linker import PAGE, make_rank
+from test.sglang_plugin.rank.test_planning import COST, Rank
+
+from banyan import _native, faults
+from banyan.config import Config
+from banyan.planner import Action
+from banyan.sglang_plugin.rank import requests
+
+
+class Req(Matched):
+    """What is read of one of SGLang's that has just come."""
+
+    output_ids, extra_key, cache_salt, lora_id = (), None, None, None
+
+    def __init__(self, rid, **fields):
+        self.rid, self.origin_input_ids = rid, list(range(4 * PAGE))
+        vars(self).update(fields)
+        requests.register(self)
+
+
+def test_ids_when_a_rid_comes_again_then_they_differ_and_the_rid_is_the_last_ones():
+    first, second = Req("W"), Req("W")
+    assert requests.id_of(first) != requests.id_of(second) == requests.id_of_rid("W")
+
+
+def test_gone_when_the_first_of_two_is_forgotten_then_its_own_id_is_told_and_the_second_stays():
+    first, second = Req("W"), Req("W")
+    told, name = [], requests.id_of(first)
+    requests.when_gone(name, told.append)
+    del first
+    gc.collect()
+    assert told == [name] and requests.find(name) is None
+    assert requests.find(requests.id_of_rid("W")) is second
+
+
+def test_plan_when_the_first_of_two_asked_for_something_then_the_second_has_not(monkeypatch):
+    rank = Rank(monkeypatch, cost=COST)
+    rank.arrive("W", 330, Action.COMPUTE)
+    assert rank.plan("W") == 0
+    rank.arrive("W", 330)
+    assert rank.plan("W") == 20
+
+
+@pytest.mark.parametrize("space", [{"cache_salt": "\ud800"}, {"extra_key": "\ud800"}])
+def test_keys_when_a_cache_namespace_is_no_unicode_then_there_are_none_and_the_request_arrives(monkeypatch, space):
+    rank, _, _ = make_rank(monkeypatch, _native.RankTable.create(4), 0, Config(min_fetch_tokens=PAGE, host_gb=0.001))
+    req, before = Req("r", **space), faults.counts()
+    assert requests.prompt_keys(requests.id_of(req), PAGE) is None
+    rank.arrive(requests.id_of(req))
+    assert faults.counts() == before
