@@ -62,7 +62,7 @@ def id_of(req: Any) -> str:
 
 
 def id_of_rid(rid: str) -> str:
-    """The own id of the last request of this ``rid`` that SGLang has not forgotten."""
+    """The own id of the last request of this ``rid``, while SGLang has not forgotten it; else ``rid``."""
     return getattr(_by_rid.get(rid), "banyan_id", rid)
 
 
