@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers that speak gRPC in place of HTTP, asked as SGLang's gateway asks them: token ids in, token ids out.
 
-Their protocol names no rank and does not say where cached tokens came from: SGLang's own placement takes the ranks in
-turn, and the ranks' figures tell what was fetched.
+Their servicer takes no rank from a client and does not say where cached tokens came from: SGLang's placement takes the
+ranks in turn, and the ranks' figures tell what was fetched.
 """
 
 from __future__ import annotations
