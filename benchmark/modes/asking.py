@@ -8,7 +8,7 @@ import json
 import random
 import re
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -71,7 +71,7 @@ def tokens_of_a_grammar(url: str) -> Ask:
     """Asks `url` for greedy tokens of a grammar; an answer of anything else is no answer."""
 
     def ask(ids: Sequence[int], rank: int | None) -> Answer:
-        told = _generate(url, ids, rank, None, {"regex": GRAMMAR})
+        told = _generate(url, ids, rank, None, {**GREEDY, "regex": GRAMMAR})
         if not re.fullmatch(GRAMMAR, told["text"]):
             raise ValueError(f"{told['text']!r} is none of {GRAMMAR}")
         return answer_of(told)
@@ -80,11 +80,11 @@ def tokens_of_a_grammar(url: str) -> Ask:
 
 
 def _generate(
-    url: str, ids: Sequence[int], rank: int | None, adapter: str | None, sampling: dict[str, Any] | None = None
+    url: str, ids: Sequence[int], rank: int | None, adapter: str | None, sampling: Mapping[str, Any] = GREEDY
 ) -> dict[str, Any]:
     body = {
         "input_ids": list(ids),
-        "sampling_params": {**GREEDY, **(sampling or {})},
+        "sampling_params": sampling,
         "return_logprob": True,
         "routed_dp_rank": rank,
         "lora_path": adapter,

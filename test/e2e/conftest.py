@@ -114,11 +114,13 @@ class Dozing(Client):
             return super().post(path, body, timeout_s=timeout_s)
 
 
-def until(condition: Callable[[], object], *, timeout_s: float = 60) -> None:
-    """Wait until it holds: what servers do after they have answered."""
+def until(
+    condition: Callable[[], object], *, timeout_s: float = 60, told: Callable[[], object] = lambda: "timed out"
+) -> None:
+    """Wait until it holds: what servers do after they have answered. ``told``: what to say where it does not."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline_s, "timed out"
+        assert time.monotonic() < deadline_s, told()
         time.sleep(0.2)
 
 

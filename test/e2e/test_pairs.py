@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
@@ -126,10 +127,8 @@ def come_to_rest(pair: Pair, servers: Sequence[Server]) -> None:
     """Every server comes to rest, and can give up all that it holds. Its own check of its pool has found no hole."""
     for server in servers:
         # What one server still reads for the other lands behind a flush: it is content, and goes with the next one.
-        deadline_s = time.monotonic() + 60
-        while left := leftovers(pair, server):
-            assert time.monotonic() < deadline_s, (server.spec.label, left)
-            time.sleep(0.2)
+        left = partial(leftovers, pair, server)
+        until(lambda left=left: not left(), told=lambda left=left, server=server: (server.spec.label, left()))
 
 
 def load_of(server: Server, *names: str) -> int:

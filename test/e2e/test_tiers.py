@@ -18,6 +18,7 @@ from benchmark.warm import ForkedServer
 
 pytestmark = pytest.mark.e2e
 
+WITHIN_S = 30
 PAGE = 16
 POOL_ARGS = ("--max-total-tokens", "1600")
 STORE_ARGS = ("--enable-metrics", "--banyan-host-gb", "1", "--banyan-store-gb", "4", "--banyan-store-admit", "first")
@@ -93,7 +94,7 @@ def test_arena_when_both_ranks_hold_the_same_prompt_then_one_copy_for_the_node(t
     ids = prompt("once", 400)
     before = settled(client, "backed_up_pages")
     client.first_token(ids, rank=0)
-    until(lambda: client.total("backed_up_pages") == before + 400 // PAGE)
+    until(lambda: client.total("backed_up_pages") == before + 400 // PAGE, timeout_s=WITHIN_S)
     client.first_token(ids, rank=1)
     client.first_token(ids, rank=1)
     assert settled(client, "backed_up_pages") == before + 400 // PAGE
@@ -103,7 +104,7 @@ def test_prefix_when_the_server_was_restarted_then_it_comes_from_the_store_with_
     asked = {name: prompt(name, 750) for name in ("monday", "tuesday", "wednesday")}
     computed = {name: tiers.client.generate(ids, rank=0) for name, ids in asked.items()}
     num_pages = sum(len(ids) // PAGE for ids in asked.values())
-    until(lambda: tiers.client.total("archived_pages") >= num_pages)
+    until(lambda: tiers.client.total("archived_pages") >= num_pages, timeout_s=WITHIN_S)
     tiers.restart()
     for name, ids in asked.items():
         output, meta = tiers.client.generate(ids, rank=1)
@@ -120,7 +121,7 @@ def test_metrics_when_there_is_a_store_then_what_it_tells_is_there(tiers):
         return {line.split("{")[0] for line in tiers.client.get("/metrics").splitlines() if line.startswith("banyan:")}
 
     expected = {series.name for name, series in SERIES.items() if name.startswith("store_") and name != "store_tokens"}
-    until(lambda: expected <= there())
+    until(lambda: expected <= there(), timeout_s=WITHIN_S)
 
 
 def test_request_when_its_pages_are_damaged_on_disk_then_it_is_answered_all_the_same(tiers, prompt):
@@ -152,9 +153,9 @@ def test_flush_when_the_cache_is_flushed_then_no_tier_answers(tiers, prompt):
     longer = [*ids, *prompt("friday afternoon", 200)]
     before = tiers.client.total("archived_pages")
     tiers.client.first_token(ids, rank=0)
-    until(lambda: tiers.client.total("archived_pages") >= before + 400 // PAGE)
+    until(lambda: tiers.client.total("archived_pages") >= before + 400 // PAGE, timeout_s=WITHIN_S)
     tiers.client.first_token(longer, rank=1)
-    until(lambda: tiers.client.total("archived_pages") >= before + 600 // PAGE)
+    until(lambda: tiers.client.total("archived_pages") >= before + 600 // PAGE, timeout_s=WITHIN_S)
     for rank in (1, 0):
         tiers.client.post("/flush_cache?timeout=30", {})
         assert store_survey([str(tiers.store)])["num_records"] == 0
@@ -168,7 +169,7 @@ def test_prefix_when_it_is_longer_than_the_arena_then_its_beginning_comes_from_t
     ids = prompt("sunday", 850)
     before = tiers.client.total("archived_pages")
     expected, _ = tiers.client.generate(ids, rank=0)
-    until(lambda: tiers.client.total("archived_pages") >= before + 850 // PAGE)
+    until(lambda: tiers.client.total("archived_pages") >= before + 850 // PAGE, timeout_s=WITHIN_S)
     tiers.restart("--banyan-host-gb", "0.02")
     for _ in range(2):
         output, meta = tiers.client.generate(ids, rank=0)
@@ -187,7 +188,7 @@ def test_arena_when_the_server_was_killed_then_the_next_one_has_its_pages_in_mem
         tiers.restart(*keep)
         ids = prompt("saturday", 600)
         expected, _ = tiers.client.generate(ids, rank=0)
-        until(lambda: tiers.client.total("kept_pages") >= 600 // PAGE)
+        until(lambda: tiers.client.total("kept_pages") >= 600 // PAGE, timeout_s=WITHIN_S)
         tiers.crash(*keep)
         output, meta = tiers.client.generate(ids, rank=1)
         details = meta["cached_tokens_details"]

@@ -22,7 +22,6 @@ const STREAM_FROM_BYTES: usize = 1024;
 
 /// How long pieces are copied.
 #[cfg(target_arch = "x86_64")]
-#[derive(Clone, Copy, PartialEq, Debug)]
 enum Form {
     /// By whole lines (AVX-512).
     Lines,
@@ -220,6 +219,7 @@ mod tests {
 
     /// Every one that this processor can.
     fn forms() -> Vec<unsafe fn(Piece, Option<Piece>)> {
+        #[cfg_attr(not(target_arch = "x86_64"), allow(unused_mut))]
         let mut forms: Vec<unsafe fn(Piece, Option<Piece>)> = vec![copy_piece];
         #[cfg(target_arch = "x86_64")]
         {
