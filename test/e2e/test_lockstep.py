@@ -28,7 +28,8 @@ from benchmark.warm import ForkedServer
 pytestmark = pytest.mark.e2e
 PAGE = 16
 COPY_S = 2.0
-WITHIN_S = 15.0
+WITHIN_S = 45.0
+"""More than a busy machine needs for 40 tokens, less than the 60 s after which a rank in want of pages gives up."""
 FLAGS = (
     *("--device", "cpu", "--tp", "2", "--attn-dp-size", "2", "--max-total-tokens", "8000", "--context-length", "2048"),
     *("--sleep-on-idle", "--banyan-plan", "move"),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import numpy as np
 from processes import Pool, frames, key
@@ -13,6 +14,9 @@ from banyan._native import RankTable
 NUM_FRAMES = 64
 NUM_LAYERS = 4
 PAGE_BYTES = 4096
+NUM_LEASES = 1000
+"""Copies of the reader behind the owner's withdrawal: some 0.1 s."""
+WITHIN_S = 60.0
 
 
 def content(slot: int, frame: int) -> int:
@@ -33,11 +37,14 @@ def read_for_ever(rank_table: RankTable, slot: int, num_pages: int) -> None:
     _pool, _frame_table, peers = rank(rank_table, slot)
     wanted = [key(number) for number in range(num_pages)]
     held = peers.lookup(wanted)
-    lease = peers.lease(held, wanted)
-    print("leased", lease.num_pages, flush=True)
-    while True:
-        second = peers.lease(held, wanted)
-        peers.start_copy([(second or lease, frames(range(num_pages)))]).wait_layer(0)
+    # A copy takes its lease over. Once the owner has withdrawn the pages no lease can be had, so those of
+    # the copies that follow are there before: the last is never spent.
+    ahead = [peers.lease(held, wanted) for _ in range(NUM_LEASES)]
+    print("leased", ahead[0].num_pages, flush=True)
+    while len(ahead) > 1:
+        lease = peers.lease(held, wanted) or ahead.pop()
+        peers.start_copy([(lease, frames(range(num_pages)))]).wait_layer(0)
+    time.sleep(WITHIN_S)
 
 
 def publish_for_ever(rank_table: RankTable, slot: int, num_steady: int) -> None:

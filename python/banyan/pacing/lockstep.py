@@ -31,7 +31,8 @@ Nobody waits for long
   3. What a move makes the forward wait is charged once for every rank when moving is compared with computing.
   4. Pages in quarantine are not counted on for a prefill, and loading waits ``LOAD_PATIENCE_S`` for them, then the
      tail is computed. Nor for a decode: SGLang retracts a request instead, but for the last one, which waits. (Where a
-     rank has several shards, their quarantines differ and no shard may decide alone: they wait as long as replicas do.)
+     rank has several shards, their quarantines differ and no shard may decide alone: that they load nothing they agree
+     on, and for pages to compute into they wait as long as replicas do.)
      Of a model with windows this holds for either pool, and what a token moves is what both have of it. But SGLang
      retracts no request for what is held there: a decode that finds no other page to evict waits for the copy, as the
      copy's reader does in the same step. Nor is a batch planned with slots of states that are held; a request that

@@ -11,6 +11,7 @@ from test.unit.directory.rig import NUM_FRAMES, Rank, frames, keys
 
 from banyan import _native
 from banyan._native import RankTable
+from banyan.layout import Layout
 from banyan.sglang_plugin.pools import allocator as module
 from banyan.sglang_plugin.pools import quarantine
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
@@ -121,29 +122,114 @@ def test_load_when_readers_would_make_all_ranks_wait_then_it_gives_up_before_oth
     assert page_ids(prefill) == [5], "a prefill that gets no page would end the server"
 
 
-def test_loads_when_two_ranks_lease_from_each_other_and_both_pools_are_full_then_neither_waits_for_the_other(node):
-    *_, ranks = node
-    caches = [make_cache(rank.frame_table, rank.peers, slot=slot) for slot, rank in enumerate(ranks)]
+def test_load_when_another_shard_got_no_pages_then_these_come_back_and_all_compute(node):
+    pages, *_ = node
+    asked = []
+    pages.agreed = lambda granted: asked.append(granted) or False
+    before = pages.available_size()
+    assert pages.alloc(PAGE_TOKENS) is None and asked == [True]
+    assert pages.available_size() == before
+    taken = pages.alloc_extend(
+        prefix_lens=torch.tensor([0]),
+        prefix_lens_cpu=torch.tensor([0]),
+        seq_lens=torch.tensor([before]),
+        seq_lens_cpu=torch.tensor([before]),
+        last_loc=torch.tensor([-1]),
+        extend_num_tokens=before,
+    )
+    assert len(set(page_ids(taken))) == NUM_FRAMES - 1, "what is computed into needs no agreement"
+    assert pages.alloc(PAGE_TOKENS) is None and asked == [True, False], "the others wait for its answer"
+
+
+class TwoShards:
+    """What the two shards of a rank say to each other, each in a thread of its own."""
+
+    def __init__(self):
+        self._barrier, self._said = threading.Barrier(2, timeout=quarantine.READER_PATIENCE_S / 4), []
+
+    def all(self, granted):
+        self._said.append(granted)
+        self._barrier.wait()
+        verdict = all(self._said)
+        if self._barrier.wait() == 0:
+            self._said.clear()
+        self._barrier.wait()
+        return verdict
+
+
+WHOLE = SimpleNamespace(all=lambda granted: granted)
+
+
+def two_ranks(num_shards):
+    """Caches, full pools and their slots of two ranks, shards of the first before those of the second. Each has queued
+    a page of the other's, and freed the page of its own that the other has leased."""
+    num_members = 2 * num_shards
+    rank_table = RankTable.create(num_members)
+    others = [(slot + num_shards) % num_members for slot in range(num_members)]
+    caches = []
+    for slot, other in enumerate(others):
+        member = Rank(rank_table, slot)
+        caches.append(
+            make_cache(
+                member.frame_table,
+                member.peers,
+                slot=slot,
+                slots=[other],
+                layout=Layout(dp=num_members, attn_dp=1, attn_cp=1, attn_tp=1),
+            )
+        )
     pools = [make_allocator(cache) for cache in caches]
     taken = [pool.alloc((NUM_FRAMES - 1) * PAGE_TOKENS) for pool in pools]
-    for number, (cache, pool) in enumerate(zip(caches, pools, strict=True)):
-        times.load_without_circles(cache, pool)
+    for number, cache in enumerate(caches):
         cache.publish(frames(5), keys(number))
     for number, cache in enumerate(caches):
-        rid, wanted = f"request {number}", keys(1 - number)
+        rid, wanted = f"request {number}", keys(others[number])
         assert cache.prepare(request(rid), wanted).num_pages == 1
         assert cache.admit(rid, wanted, frames(9)) is not None
     for pool, slots in zip(pools, taken, strict=True):
         pool.free(slots[4 * PAGE_TOKENS : 5 * PAGE_TOKENS])
-    loads = [threading.Thread(target=pool.alloc, args=(PAGE_TOKENS,), daemon=True) for pool in pools]
-    for load in loads:
-        load.start()
-    for load in loads:
-        load.join(timeout=quarantine.READER_PATIENCE_S / 4)
-    assert not any(load.is_alive() for load in loads)
+    return caches, pools, taken
+
+
+def load_at_once(pools):
+    """What each gets, a page each."""
+    loaded = {}
+
+    def load(number, pool):
+        loaded[number] = pool.alloc(PAGE_TOKENS)
+
+    threads = [threading.Thread(target=load, args=one, daemon=True) for one in enumerate(pools)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=quarantine.READER_PATIENCE_S / 4)
+    assert not any(thread.is_alive() for thread in threads), "they wait for each other"
+    return [loaded[number] for number in range(len(pools))]
+
+
+def test_loads_when_two_ranks_lease_from_each_other_and_both_pools_are_full_then_neither_waits_for_the_other():
+    caches, pools, _ = two_ranks(num_shards=1)
+    for cache, pool in zip(caches, pools, strict=True):
+        times.load_without_circles(cache, WHOLE, [pool])
+    assert load_at_once(pools) == [None, None]
     for cache in caches:
         assert cache.finish(cache.start()), "what was leased is copied all the same"
     assert [page_ids(pool.alloc(PAGE_TOKENS)) for pool in pools] == [[5], [5]]
+
+
+def test_loads_when_one_shard_of_each_rank_is_short_then_both_shards_compute_and_no_page_is_lost():
+    caches, pools, taken = two_ranks(num_shards=2)
+    shards = [TwoShards(), TwoShards()]
+    for number, (cache, pool) in enumerate(zip(caches, pools, strict=True)):
+        times.load_without_circles(cache, shards[number // 2], [pool])
+    for number in (1, 2):
+        pools[number].free(taken[number][:PAGE_TOKENS])
+    before = [pool.available_size() for pool in pools]
+    assert load_at_once(pools) == [None] * 4, "two had a page, and their other shards had none"
+    assert [pool.available_size() for pool in pools] == before
+    for cache in caches:
+        assert cache.finish(cache.start())
+    assert all(slots is not None for slots in load_at_once(pools))
 
 
 def test_clear_when_a_peer_reads_then_its_page_stays_out(node):

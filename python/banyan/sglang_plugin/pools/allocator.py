@@ -26,6 +26,9 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
     load_patience_s: Callable[[], float] = staticmethod(lambda: READER_PATIENCE_S)
     """The most that pages to load into wait for readers; what gets none is computed."""
 
+    agreed: Callable[[bool], bool] = staticmethod(lambda granted: granted)
+    """Whether every shard of the rank got pages to load into, given whether this one did."""
+
     staged_pages: list[Any]
     num_staged_pages: int
 
@@ -56,7 +59,14 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
     def alloc(self, need_size: int) -> torch.Tensor | None:
         # For loads only: SGLang computes what gets no pages. A prefill or a decode that gets none ends the server.
         allocate = super().alloc
-        return self._when_readers_let_go(lambda: allocate(need_size), self.load_patience_s())
+        slots = self._when_readers_let_go(lambda: allocate(need_size), self.load_patience_s())
+        # The quarantines of a rank's shards differ. One that computed alone would leave the others waiting for its
+        # part of the next agreement.
+        if self.agreed(slots is not None):
+            return slots
+        if slots is not None:
+            self.free(slots)
+        return None
 
     def alloc_extend(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
         allocate = super().alloc_extend

@@ -141,12 +141,11 @@ def _keep_time(
     shards: Shards,
 ) -> LayerWait:
     full = kinds.full
-    if shards.is_one:
-        times.load_without_circles(cache, *(kind.pools.allocator for kind in kinds))
+    allocators = [kind.pools.allocator for kind in kinds]
+    times.load_without_circles(cache, shards, allocators)
     if full.member_slots.layout.steps_together:
         # As if every token had all that a page of either kind has of it.
         token_bytes = sum(kind.block.block_bytes for kind in kinds) // setup.page_tokens
-        allocators = [kind.pools.allocator for kind in kinds]
         times.step_together(allocators, planner, token_bytes=token_bytes, is_whole_rank=shards.is_one)
     times.pace_writes(planner, kinds)
     layer_wait = times.time_layers(

@@ -20,6 +20,7 @@ from banyan.sglang_plugin.rank.all_kinds import Kinds
 from banyan.sglang_plugin.rank.both_stores import BothStores
 from banyan.sglang_plugin.rank.layer_wait import LayerWait
 from banyan.sglang_plugin.rank.planning import RankPlanner
+from banyan.sglang_plugin.rank.shards import Shards
 from banyan.telemetry import Counters, LayerClock
 
 
@@ -68,19 +69,19 @@ def step_together(
         most_moved_tokens=most_moved,
         num_quarantined_tokens=lambda: [one.num_quarantined_tokens if is_whole_rank else 0 for one in allocators],
     )
-    if is_whole_rank:
-        for allocator in allocators:
-            allocator.load_patience_s = lambda: LOAD_PATIENCE_S
+    for allocator in allocators:
+        allocator.load_patience_s = lambda: LOAD_PATIENCE_S
 
 
-def load_without_circles(cache: PrefixCache[RequestFacts], *allocators: QuarantiningAllocator) -> None:
+def load_without_circles(
+    cache: PrefixCache[RequestFacts], shards: Shards, allocators: Sequence[QuarantiningAllocator]
+) -> None:
     """A rank that holds leases for copies which have not begun waits no longer than ``LOAD_PATIENCE_S`` for readers of
-    its own pages: the reader may be waiting for these leases, and would for as long.
-
-    Not for a rank of several shards: their quarantines differ, and none of them may give up alone.
+    its own pages: the reader may be waiting for these leases, and would for as long. Its shards give up together.
     """
     for allocator in allocators:
         allocator.load_patience_s = lambda: LOAD_PATIENCE_S if cache.holds_leases_at_rest else READER_PATIENCE_S
+        allocator.agreed = shards.all
 
 
 def time_control(owner: object, owner_name: str, names: Sequence[str]) -> None:
