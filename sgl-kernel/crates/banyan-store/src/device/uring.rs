@@ -344,4 +344,72 @@ mod tests {
         }
         assert_eq!(later(Ok(0)).unwrap(), Entered::Now);
     }
+
+    /// From now on the kernel refuses this thread `io_uring_enter` with `errno`.
+    fn refuse_to_enter(errno: i32) {
+        let line = |code: u32, jumps: (u8, u8), k: u32| libc::sock_filter {
+            code: code as u16,
+            jt: jumps.0,
+            jf: jumps.1,
+            k,
+        };
+        let mut filter = [
+            // The number of the system call is the first word.
+            line(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, (0, 0), 0),
+            line(
+                libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+                (0, 1),
+                libc::SYS_io_uring_enter as u32,
+            ),
+            line(
+                libc::BPF_RET | libc::BPF_K,
+                (0, 0),
+                libc::SECCOMP_RET_ERRNO | errno as u32,
+            ),
+            line(libc::BPF_RET | libc::BPF_K, (0, 0), libc::SECCOMP_RET_ALLOW),
+        ];
+        let program = libc::sock_fprog {
+            len: filter.len() as u16,
+            filter: filter.as_mut_ptr(),
+        };
+        // SAFETY: plain system calls; the kernel copies the program, which lives until they return.
+        let answers = unsafe {
+            [
+                libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
+                libc::prctl(
+                    libc::PR_SET_SECCOMP,
+                    libc::SECCOMP_MODE_FILTER,
+                    &raw const program,
+                ),
+            ]
+        };
+        assert_eq!(answers, [0, 0], "{}", io::Error::last_os_error());
+    }
+
+    #[test]
+    fn device_when_the_kernel_takes_nothing_for_a_moment_then_it_goes_on_and_of_any_other_error_tells()
+     {
+        for (errno, is_over) in [
+            (libc::EAGAIN, false),
+            (libc::EBUSY, false),
+            (libc::EINTR, false),
+            (libc::EBADF, true),
+        ] {
+            // The thread, and its ring, end with the filter.
+            thread::spawn(move || {
+                let mut device = UringDevice::open().unwrap();
+                refuse_to_enter(errno);
+                let mut completed = Vec::new();
+                for patience in [Duration::ZERO, Duration::from_millis(1)] {
+                    let answers = [device.submit(), device.reap(patience, &mut completed)];
+                    for answer in answers {
+                        let told = answer.err().and_then(|error| error.raw_os_error());
+                        assert_eq!(told, is_over.then_some(errno));
+                    }
+                }
+            })
+            .join()
+            .unwrap();
+        }
+    }
 }
