@@ -397,7 +397,9 @@ mod tests {
         ] {
             // The thread, and its ring, end with the filter.
             thread::spawn(move || {
-                let mut device = UringDevice::open().unwrap();
+                let Ok(mut device) = UringDevice::open() else {
+                    return eprintln!("not tried: no io_uring here");
+                };
                 refuse_to_enter(errno);
                 let mut completed = Vec::new();
                 for patience in [Duration::ZERO, Duration::from_millis(1)] {
