@@ -9,6 +9,7 @@ wrong pages from being shared) -> stopped, for good.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,9 +32,9 @@ from banyan.sglang_plugin.rank.layer_wait import LayerWait
 from banyan.sglang_plugin.rank.planning import RankPlanner
 from banyan.sglang_plugin.rank.points import Attachment
 from banyan.sglang_plugin.rank.publication import Publication
-from banyan.sglang_plugin.rank.reporting.arena_events import PageEvent
 from banyan.sglang_plugin.rank.reporting.figures import RankFigures
 from banyan.sglang_plugin.rank.reporting.line_report import LineReport
+from banyan.sglang_plugin.rank.reporting.page_tokens import PageEvent
 from banyan.sglang_plugin.rank.reporting.store_events import StoreEvents
 from banyan.sglang_plugin.rank.shards import Shards
 from banyan.telemetry import Counters, Dropped, Why
@@ -269,12 +270,12 @@ class Rank:
         tier = self.kinds.full.tier
         return None if tier is None else tier.store_events
 
-    def take_events(self) -> list[PageEvent]:
-        """KV events of the tiers below the pool, since the last call."""
+    def take_events(self, own: Sequence[PageEvent]) -> list[PageEvent]:
+        """KV events of the tiers below the pool, since the last call; ``own``: SGLang's of the pool."""
         if self.arena_events is None:
             return []
         store_events = self._store_events
-        return [*self.arena_events.take(), *(store_events.take() if store_events is not None else ())]
+        return [*self.arena_events.take(own), *(store_events.take() if store_events is not None else ())]
 
     def state(self) -> dict[str, Any]:
         """This rank's part of ``/server_info``."""

@@ -8,7 +8,8 @@ Invariants
   3. What has come and gone between two calls is not told: however late the next one is, no more is remembered than
      what was there at the last one, and what is there now.
 
-An event names pages and carries no tokens (``block_size`` 0): the arena knows keys alone. Scheduler thread only.
+An event carries the tokens of its pages where SGLang has told them of the pool (``page_tokens``), and otherwise names
+them alone (``block_size`` 0). Scheduler thread only.
 """
 
 from __future__ import annotations
@@ -16,13 +17,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sglang.srt.disaggregation.kv_events import BlockRemoved, BlockStored, StorageMedium
+from sglang.srt.disaggregation.kv_events import StorageMedium
 from sglang.srt.mem_cache.utils import hash_str_to_int64
 
 from banyan.sglang_plugin import runtime
-
-PageEvent = Any
-"""SGLang's: a ``BlockStored`` or a ``BlockRemoved``."""
+from banyan.sglang_plugin.rank.reporting.page_tokens import PageEvent, PageTokens, gone
 
 
 class ArenaEvents:
@@ -33,6 +32,7 @@ class ArenaEvents:
         """Of each page that is there and was not when this was told last, or was and is not: whether it is there."""
         self._emptied: list[int] = []
         """What was there when this was told last, and all of which went since."""
+        self._tokens = PageTokens()
 
     def taken(self, frames: Sequence[int]) -> None:
         """Nothing that was not told when its page was evicted."""
@@ -58,28 +58,18 @@ class ArenaEvents:
         self._emptied += self._changes
         self._changes = {}
 
-    def take(self) -> list[PageEvent]:
-        """What has happened since the last call."""
+    def take(self, own: Sequence[PageEvent] = ()) -> list[PageEvent]:
+        """What has happened since the last call. ``own``: what SGLang tells of the pool since then."""
+        now_known = self._tokens.learn(own)
         changes, self._changes = self._changes, {}
         emptied, self._emptied = self._emptied, []
         removed = [*emptied, *(name for name, is_there in changes.items() if not is_there)]
+        self._tokens.gone(removed)
         stored = [name for name, is_there in changes.items() if is_there]
-        return [*gone(removed, StorageMedium.CPU), *there(stored, StorageMedium.CPU)]
-
-
-def there(names: list[int], medium: StorageMedium) -> list[PageEvent]:
-    """That pages of these names are in a medium; of none, nothing."""
-    if not names:
-        return []
-    stored = BlockStored(
-        block_hashes=names, parent_block_hash=None, token_ids=[], block_size=0, lora_id=None, medium=medium
-    )
-    return [stored]
-
-
-def gone(names: list[int], medium: StorageMedium) -> list[PageEvent]:
-    """That they are there no more."""
-    return [BlockRemoved(block_hashes=names, medium=medium)] if names else []
+        still_there = [name for name in now_known if name not in changes]
+        events = [*gone(removed, StorageMedium.CPU), *self._tokens.there([*still_there, *stored], StorageMedium.CPU)]
+        self._tokens.forget()
+        return events
 
 
 def _names(keys: Sequence[str]) -> list[int]:
@@ -90,7 +80,7 @@ def after_take_events(events: list[Any], cache: Any) -> list[Any]:
     """SGLang publishes what has happened to its tree: with it, what has happened in the tiers below. Of one batch, they
     come last: a flush, with which everything is forgotten, empties them too."""
     take = getattr(getattr(cache.linker, "cache_linker", None), "take_events", None)
-    return events if take is None else [*events, *take()]
+    return events if take is None else [*events, *take(events)]
 
 
 def events_for(params: Any, *, has_windows: bool) -> ArenaEvents | None:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from sglang.srt.disaggregation.kv_events import StorageMedium
 
 from banyan.ports import TellingStore
-from banyan.sglang_plugin.rank.reporting.arena_events import PageEvent, gone, there
+from banyan.sglang_plugin.rank.reporting.page_tokens import PageEvent, gone, there
 
 MOST_MOVED = 4096
 SLICE_PLACES = 4096
