@@ -11,6 +11,7 @@ from sglang.srt.utils import MultiprocessingSerializer
 from test.e2e.conftest import Client
 
 from benchmark.modes import asking, models
+from benchmark.pd_servers import Pair
 from benchmark.servers import ServerSpec, cpu_env, wait_ready
 from benchmark.warm import ForkedServer
 
@@ -100,3 +101,31 @@ def test_weights_when_a_trainer_brings_others_then_ranks_lend_what_these_compute
     assert again == new and meta["cached_tokens_details"]["peer"] > 0
     train(weights[TRAINED])
     assert shared_by_both(rollout, ids) == old
+
+
+def test_pair_when_both_its_servers_take_new_weights_then_it_hands_over_as_before_and_finds_nothing_of_them(
+    alone, tmp_path, asked
+):
+    """Another checkpoint in the same shape would do; the same one shows that the old pages are not found by their
+    content."""
+    model = models.ensure(models.LLAMA)
+    common = ("--banyan-plan", "move", "--max-total-tokens", "8000")
+    spared = ("--disaggregation-decode-retraction-backup", "cpu_tensor")
+    pair = Pair(
+        *("pair", "on", model, tmp_path),
+        store=tmp_path / "store",
+        prefill_args=common,
+        decode_args=(*common, *spared),
+        kind=ForkedServer,
+    )
+    with pair, pair.routed() as url:
+        ids, ask = next(asked), asking.tokens(url)
+        first = ask(ids, None)
+        longer = [*ids, *map(int, first.said), *ids[:40]]
+        second = ask(longer, None)
+        assert sum(second.cached.values()) > 0
+        for server in pair.servers:
+            told_in_turn(Client(server), ("/update_weights_from_disk", {"model_path": str(model), "flush_cache": True}))
+        again = ask(ids, None)
+        assert again.said == first.said and not sum(again.cached.values())
+        assert ask(longer, None).said == second.said
