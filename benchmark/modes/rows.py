@@ -38,6 +38,8 @@ class Mode:
     alone: tuple[str, ...] | None = None
     """Flags of the server that it is compared with, which shares nothing; None: `flags` themselves."""
     pool_tokens: int = 8000
+    gives_memory: bool = False
+    """Both servers give their memory back and take it again, as for a trainer, before they are asked."""
     restarted: bool = False
     """Asked again by a second server on what the first one has stored."""
     needs: str = ""
@@ -211,6 +213,31 @@ def _paired() -> tuple[Mode, ...]:
     )
 
 
+SAVER = "--enable-memory-saver"
+VERL = (SAVER, "--skip-tokenizer-init", "--skip-server-warmup", "--trust-remote-code", "--log-level", "error")
+SLIME = (SAVER, "--enable-draft-weights-cpu-backup", "--skip-server-warmup", "--trust-remote-code")
+"""Without what says where a server lies and how large it is, and without what only a GPU has: verl's attention (fa3),
+and slime's ways to fetch weights from another server."""
+
+
+def _trained() -> tuple[Mode, ...]:
+    """Servers whose weights a trainer changes."""
+
+    def row(name: str, *flags: str, **other: object) -> Mode:
+        own = {"gives_memory": True, "alone": (*ONE_RANK, *flags), **other}
+        return Mode(name=name, flags=("--dp", "2", *flags), verdict="served", **own)  # type: ignore[arg-type]
+
+    in_step: dict[str, object] = {"verdict": "served", "model": "moe", "gives_memory": True}
+    return (
+        row("memory given back and taken again", SAVER),
+        row("as verl starts it beside a trainer", *VERL, "--enable-weights-cpu-backup", "--enable-metrics"),
+        row("as verl starts it within a trainer", *VERL, "--load-format", "dummy"),
+        Mode(name="as verl starts it, ranks in step", flags=(*IN_STEP, *VERL), **in_step),  # type: ignore[arg-type]
+        row("as slime starts it", *SLIME, "--random-seed", "1234"),
+        Mode(name="as slime starts it, ranks in step", flags=(*IN_STEP, *SLIME), **in_step),  # type: ignore[arg-type]
+    )
+
+
 def _served() -> tuple[Mode, ...]:
     def row(name: str, *flags: str, **other: object) -> Mode:
         return Mode(name=name, flags=flags, verdict="served", **other)  # type: ignore[arg-type]
@@ -257,6 +284,7 @@ def _served() -> tuple[Mode, ...]:
         *_windowed(),
         *_stateful(),
         *_paired(),
+        *_trained(),
         replicas("embedding models", "--is-embedding", answer="vectors"),
         row("host arena", "--dp", "2", "--banyan-host-gb", "0.25", alone=ONE_RANK, pool_tokens=700, source="host"),
         row(
@@ -308,7 +336,6 @@ def _refused() -> tuple[Mode, ...]:
         row("another radix cache", *two, "--radix-cache-backend", "cpp"),
         row("another external linker", *two, "--enable-unified-cache-external-linker"),
         row("unified memory", *two, "--enable-unified-memory"),
-        row("memory saver", *two, "--enable-memory-saver"),
         row("page-major layout", *two, "--enable-page-major-kv-layout"),
         row(
             "prefill/decode pairs over another transfer",
@@ -326,6 +353,11 @@ def _refused() -> tuple[Mode, ...]:
         row("diffusion LLMs", *two, "--dllm-algorithm", "LowConfidence"),
         row("PD multiplexing", *two, "--enable-pdmux"),
         row("returned routed experts", *two, "--enable-return-routed-experts"),
+        row("as slime starts it, to replay the routing", *two, *SLIME, "--enable-return-routed-experts"),
+        row(
+            "weights that are not those of the model's files, and a store",
+            *(*two, "--load-format", "dummy", "--banyan-host-gb", "0.25", "--banyan-store", STORE),
+        ),
         row("returned choices of an indexer", *two, "--enable-return-indexer-topk"),
         row("multi-item scoring", *two, "--enable-mis"),
         row(
@@ -363,6 +395,7 @@ def _needing() -> tuple[Mode, ...]:
         row("states between GPUs (Qwen3-Next, Qwen3.5)", GPU),
         row("video, audio", "a tiny model and clips; their keys are made as those of images"),
         row("encoders on machines of their own", "a second server", "--language-only"),
+        row("memory given back by a GPU", GPU, SAVER, "--banyan-host-gb", "1"),
         row("weight updates by RDMA", "an RDMA device"),
         row("Ray actors", "the package ray", "--use-ray"),
     )

@@ -105,6 +105,9 @@ def _served(mode: Mode, folder: Path) -> Found:
     on, off = (kind(spec, _model(mode), folder) for spec in specs)
     with on, off:
         wait_ready([on, off])
+        if mode.gives_memory:
+            for server in (on, off):
+                _give_memory(_ask(mode, server), server.url)
         off_ranks = mode.num_ranks if mode.alone is None else 1
         theirs = asking.in_turn(_ask(mode, off), off_ranks, asked)
         ours = asking.in_turn(_ask(mode, on), mode.num_ranks, asked)
@@ -120,6 +123,15 @@ def _served(mode: Mode, folder: Path) -> Found:
             ours = [_ask(mode, again)(ids, number % mode.num_ranks) for number, ids in enumerate(asked)]
         theirs = theirs[: len(ours)]
     return _compared(mode, ours, theirs, apart)
+
+
+def _give_memory(ask: Ask, url: str) -> None:
+    """As a trainer does with a server that has answered: its memory goes, all of it, and comes again."""
+    ask(asking.prompts(2 * asking.NUM_PROMPTS)[-1], None)
+    for command in ("release_memory_occupation", "resume_memory_occupation"):
+        request = urllib.request.Request(f"{url}/{command}", b"{}", {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=asking.TIMEOUT_S) as response:
+            response.read()
 
 
 def _programs(mode: Mode, folder: Path) -> Found:

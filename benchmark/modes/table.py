@@ -51,8 +51,8 @@ WITHOUT_A_ROW = """
 
 These have neither a row nor an end-to-end test: several answers to a prompt (`n` above 1), log probabilities of the
 prompt, retraction of running requests, preemption by priority, several adapters or adapters that are loaded while the
-server runs, two-batch overlap alone, sessions that stream, quantised weights, weight updates other than from disk,
-`torch.compile`, hidden states, parsers of tools and reasoning, AMD's GPUs and NPUs.
+server runs, two-batch overlap alone, sessions that stream, quantised weights, weight updates other than from disk and
+from tensors, `torch.compile`, hidden states, parsers of tools and reasoning, AMD's GPUs and NPUs.
 """
 NOT_EXERCISED = ("no overlap of scheduler and forward", "priorities", "longest prefix first", "mixed chunks")
 """Modes that only act where several requests wait or run, which the harness never brings about."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """python -m benchmark.recipes [--data FOLDER] [--write-docs]: leaves build/recipes/report.json.
 
-``FOLDER`` has ``recipes.jsonl`` and ``models``; without it a short list of our own is judged. Ends with 1 when a dry
-run has crashed.
+``FOLDER`` has ``recipes.jsonl`` and ``models``; without it a short list of our own is judged. What is refused is judged
+again with the way out that the refusal names. Ends with 1 when a dry run has crashed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmark.provenance import place_and_time, provenance
-from benchmark.recipes import lines, table
+from benchmark.recipes import lines, table, ways_out
 from benchmark.recipes.lines import Line, Verdict
 from benchmark.results import write_report
 
@@ -43,18 +43,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--write-docs", action="store_true", help="write docs/recipes.md")
     args = parser.parse_args(argv)
     wanted = lines.our_own() if args.data is None else lines.of_folder(args.data)
-    found = [(line, verdict) for kind in sorted(set(map(kind_of, wanted))) for line, verdict in judged(kind, wanted)]
+    found = judged_by_kind(wanted)
     for line, verdict in found:
         print(f"{line.name:8s} {'shared' if verdict.is_shared else '; '.join(verdict.reasons)}", flush=True)
-    rows = [
-        {"line": line.name, "family": line.family, "is_shared": verdict.is_shared, "reasons": verdict.reasons}
-        for line, verdict in found
-    ]
-    write_report(args.out / "report.json", {"rows": rows}, args)
+    outs = ways_out.tried(found, judged_by_kind)
+    for line, verdict in outs:
+        print(f"{line.name:8s} with its way out: {ways_out.outcome(line, verdict)} {'; '.join(verdict.reasons)}")
+    report = {"rows": list(map(_row, found)), "ways_out": [_row(one) | {"words": one[0].words} for one in outs]}
+    write_report(args.out / "report.json", report, args)
     print(table.summary(found))
     if args.write_docs:
-        Path("docs/recipes.md").write_text(table.page(found, place_and_time(provenance())))
-    return 1 if any(verdict.has_crashed for _, verdict in found) else 0
+        Path("docs/recipes.md").write_text(table.page(found, outs, place_and_time(provenance())))
+    return 1 if any(verdict.has_crashed for _, verdict in [*found, *outs]) else 0
+
+
+def _row(one: tuple[Line, Verdict]) -> dict[str, object]:
+    line, verdict = one
+    return {"line": line.name, "family": line.family, "is_shared": verdict.is_shared, "reasons": verdict.reasons}
+
+
+def judged_by_kind(wanted: Sequence[Line]) -> list[tuple[Line, Verdict]]:
+    """The verdicts of the lines, by kind of GPU."""
+    return [one for kind in sorted(set(map(kind_of, wanted))) for one in judged(kind, wanted)]
 
 
 def kind_of(line: Line) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+from benchmark.recipes import ways_out
 from benchmark.recipes.lines import Line, Verdict
 
 Found = Sequence[tuple[Line, Verdict]]
@@ -16,6 +17,12 @@ Made by `make recipes DATA=FOLDER` from published launch lines of SGLang with `-
 dry run, as `banyan doctor -- ARGUMENTS` makes one, on a stand-in for the GPU that the line names, with the model's
 configuration and no weights. *Shared*: the server would start and share. A dry run says what the launcher decides:
 what ranks check when they start (their pools, the driver) is not seen, and none of these lines has run on a GPU.
+
+"""
+
+WAYS_OUT = """\
+Each refused line was judged again, by another dry run, with the first way out that its refusal names, taken to the
+letter; where that was refused too, with the next one.
 
 """
 
@@ -39,9 +46,10 @@ REMAINING = """
 """
 
 
-def page(found: Found, where: str) -> str:
-    """The whole page. ``where``: commit, day and machine."""
-    return HEAD + _counts(found, where) + _families(found) + _reasons(found) + REMAINING
+def page(found: Found, outs: Found, where: str) -> str:
+    """The whole page. ``outs``: the refused lines with the ways out that were named. ``where``: commit, day and
+    machine."""
+    return HEAD + _counts(found, where) + _families(found) + _reasons(found) + _ways_out(outs) + REMAINING
 
 
 def summary(found: Found) -> str:
@@ -84,6 +92,12 @@ def _reasons(found: Found) -> str:
     for flag, count in counts.most_common():
         text += f"| {_name(flag)} | {count} | {alone[flag]} |\n"
     return text
+
+
+def _ways_out(outs: Found) -> str:
+    led = Counter(ways_out.outcome(line, verdict) for line, verdict in outs)
+    text = "\n" + WAYS_OUT + "| with its way out a line | lines |\n|---|---|\n"
+    return text + "".join(f"| {words} | {count} |\n" for words, count in sorted(led.items()))
 
 
 def _name(flag: str) -> str:

@@ -85,6 +85,10 @@ def _start_or_refuse(server_args: Any, asked: str) -> None:
 def _turn_on(server_args: Any) -> None:
     if server_args.attention_backend is None:
         server_args.attention_backend = ATTENTION_BACKEND
+    if server_args.enable_memory_saver:
+        # With it every rank loads a library of CUDA's driver first, and ends where there is none.
+        logger.warning("banyan: --enable-memory-saver is for GPUs: commands that give memory back empty caches only")
+        server_args.enable_memory_saver = False
     server.mark(server_args)
 
 

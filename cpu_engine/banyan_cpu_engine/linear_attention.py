@@ -22,12 +22,8 @@ def around_load_model(original: Callable[..., None], runner: Any, *args: Any, **
     if torch.cuda.is_available() or mambaish_config(runner.model_config) is None:
         original(runner, *args, **kwargs)
         return
-    named = torch.get_device_module
-    torch.get_device_module = lambda device=None: named("cpu" if device is None else device)  # type: ignore[assignment]
-    try:
+    with server.accelerator_is_cpu():
         original(runner, *args, **kwargs)
-    finally:
-        torch.get_device_module = named
 
 
 def before_init_mamba_pool(slots: Any, *args: Any, **kwargs: Any) -> None:

@@ -5,10 +5,12 @@ other processes of the server.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from sglang.srt.runtime_context import get_server_args
 
 MARK = "_banyan_cpu_engine"
@@ -38,3 +40,14 @@ def around(hook: Callable[..., Any]) -> Callable[..., Any]:
         return hook(original, *args, **kwargs) if is_on() else original(*args, **kwargs)
 
     return where_on
+
+
+@contextlib.contextmanager
+def accelerator_is_cpu() -> Iterator[None]:
+    """Who asks torch for its accelerator meanwhile gets the CPU: torch names CUDA wherever it was built with it."""
+    named = torch.get_device_module
+    torch.get_device_module = lambda device=None: named("cpu" if device is None else device)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.get_device_module = named

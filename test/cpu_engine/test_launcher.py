@@ -52,6 +52,12 @@ def test_server_when_it_has_its_own_attention_then_that_stays():
     assert server.is_marked(args) and args.attention_backend == "torch_native"
 
 
+def test_server_when_it_is_to_give_memory_back_then_no_rank_loads_a_library_for_gpus_and_one_line_says_so(capsys):
+    args = prepare_server_args([*BASE, "--enable-banyan", "--enable-memory-saver"])
+    assert server.is_marked(args) and not args.enable_memory_saver
+    assert capsys.readouterr().err.count("--enable-memory-saver is for GPUs") == 1
+
+
 @pytest.mark.parametrize("field", ["attention_backend", "prefill_attention_backend"])
 def test_program_when_it_names_the_attention_then_it_gets_the_rest_of_the_engine(field):
     args = ServerArgs(model_path="dummy", device="cpu", **{field: ATTENTION_BACKEND})

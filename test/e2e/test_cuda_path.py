@@ -170,3 +170,27 @@ def test_prefix_when_no_layer_waits_for_its_copy_then_tokens_differ(alone, tmp_p
             assert came_from(meta)["peer"] == whole_pages(ids)
             differ.append(again != tokens)
     assert any(differ)
+
+
+def test_memory_when_it_is_given_back_and_comes_again_then_ranks_share_by_the_arena_as_before(
+    alone, tmp_path, expected
+):
+    """Whoever touches the pool meanwhile ends with a signal. It comes back without its bytes."""
+    flags = ("--banyan-host-gb", "0.25", "--enable-memory-saver", "--enable-weights-cpu-backup")
+    with serve(tmp_path, "saver", *flags, order="late") as server:
+        wait_ready([server])
+        client = Client(server)
+        for _ in range(2):
+            for ids, tokens in expected:
+                first, meta = client.generate(ids, rank=0, num_tokens=NUM_TOKENS)
+                assert first == tokens and meta["cached_tokens"] == 0
+            # At once: copies down to the arena are under way.
+            client.post("/release_memory_occupation", {})
+            assert [rank["num_published_pages"] for rank in client.ranks().values()] == [0, 0]
+            client.post("/resume_memory_occupation", {})
+        for ids, _ in expected:
+            client.generate(ids, rank=0, num_tokens=NUM_TOKENS)
+        answers = [(client.generate(ids, rank=1, num_tokens=NUM_TOKENS), tokens) for ids, tokens in expected]
+        assert [told for (told, _), _ in answers] == [tokens for _, tokens in answers]
+        assert [came_from(meta)["host"] for (_, meta), _ in answers] == [whole_pages(ids) for ids, _ in expected]
+        assert client.total("fetches_failed") == 0

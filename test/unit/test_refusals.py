@@ -6,6 +6,7 @@ from dataclasses import fields
 import pytest
 
 from banyan.refusals import (
+    NOT_OF_FILES,
     ServerFacts,
     arena_room_refusal,
     layout_refusal,
@@ -32,7 +33,6 @@ BAD = {
     "enable_flexkv": (True, "--enable-flexkv", "use one of them"),
     "external_linker_backend": ("mooncake", "--unified-cache-external-linker-backend mooncake", "drop that flag"),
     "enable_unified_memory": (True, "--enable-unified-memory", "drop that flag"),
-    "enable_memory_saver": (True, "--enable-memory-saver", "start without"),
     "draft": (DraftFacts(algorithm="DFLASH"), "--speculative-algorithm DFLASH", "drop that flag"),
     "kv_cache_dtype": ("fp4_e2m1", "--kv-cache-dtype fp4_e2m1", "use auto"),
     "rust_server": (True, "SGLANG_RUST_SERVER", "unset it"),
@@ -57,6 +57,21 @@ def test_refusals_when_segments_are_expandable_then_only_cuda_minds():
     lines = refusals(ServerFacts(device="cuda", expandable_segments=True))
     assert any("expandable_segments" in line and "unset it" in line for line in lines)
     assert refusals(ServerFacts(device="cuda", expandable_segments=True, has_arena=True)) == []
+
+
+def test_refusals_when_a_gpu_gives_memory_back_then_pages_need_an_arena():
+    assert refusals(ServerFacts(enable_memory_saver=True)) == []
+    assert refusals(ServerFacts(device="cuda", enable_memory_saver=True, has_arena=True)) == []
+    (line,) = refusals(ServerFacts(device="cuda", enable_memory_saver=True))
+    assert "--enable-memory-saver" in line and "--banyan-host-gb" in line
+
+
+@pytest.mark.parametrize("load_format", NOT_OF_FILES)
+def test_refusals_when_weights_are_not_those_of_the_checkpoint_then_pages_that_must_know_them_are_refused(load_format):
+    assert refusals(ServerFacts(load_format=load_format)) == []
+    assert refusals(ServerFacts(load_format="safetensors", knows_weights=True)) == []
+    (line,) = refusals(ServerFacts(load_format=load_format, knows_weights=True))
+    assert f"--load-format {load_format}" in line and "--load-format auto" in line
 
 
 def test_refusals_when_the_pool_is_sized_after_capture_then_only_cuda_minds():
@@ -100,6 +115,7 @@ def test_refusals_when_several_facts_are_bad_then_all_are_said_at_once():
 
 def test_facts_when_a_field_is_added_then_it_has_a_refusal_here():
     covered = {*BAD, *BAD_PAIR, *BAD_DECODE, "expandable_segments", "sizes_pool_after_capture", "has_arena"}
+    covered |= {"enable_memory_saver", "load_format", "knows_weights"}
     covered |= {"hicache_size", "disaggregation_mode", "load_balance_method", "policy", "num_ranks"}
     assert {field.name for field in fields(ServerFacts)} == covered
 

@@ -19,6 +19,10 @@ MAX_SLOTS = 64
 HAND_OVERS = ("nixl", "mooncake")
 """Engines of pairs, in SGLang's words for ``--disaggregation-transfer-backend``."""
 
+NOT_OF_FILES = ("dummy", "remote", "remote_instance", "rdma", "ipc_cache", "private")
+"""Values of ``--load-format`` with which a rank's weights are not, or need not be, those of the files that the model's
+path names."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFacts:
@@ -56,6 +60,8 @@ class ServerFacts:
     policy: str = "sglang"
     store_admit: str = "first"
     kv_cache_dtype: str = "auto"
+    load_format: str = "auto"
+    knows_weights: bool = False
     rust_server: bool = False
     rust_servicer: bool = False
 
@@ -95,10 +101,10 @@ _RULES: tuple[Rule[ServerFacts], ...] = (
         ),
     ),
     Rule(
-        lambda f: f.enable_memory_saver,
+        lambda f: f.device == "cuda" and f.enable_memory_saver and not f.has_arena,
         lambda f: (
-            "--enable-memory-saver: a pool that is released while peers read it cannot be shared: "
-            "start without --enable-memory-saver"
+            "--enable-memory-saver: memory that can be given back has no CUDA IPC handle: let pages go through the "
+            "host arena (--banyan-host-gb), or start without --enable-memory-saver"
         ),
     ),
     Rule(
@@ -175,6 +181,14 @@ _RULES: tuple[Rule[ServerFacts], ...] = (
     Rule(
         lambda f: f.enable_unified_memory,
         lambda f: "--enable-unified-memory: its pools are not page arrays that a peer could read: drop that flag",
+    ),
+    Rule(
+        lambda f: f.knows_weights and f.load_format in NOT_OF_FILES,
+        lambda f: (
+            f"--load-format {f.load_format} with --banyan-store, --banyan-keep-host-arena, --banyan-listen or "
+            "--banyan-peers: pages must know their weights, and these are not those of the model's files: use "
+            "--load-format auto, or drop those flags of Banyan's"
+        ),
     ),
     Rule(
         lambda f: f.kv_cache_dtype.startswith(("fp4", "mxfp", "nvfp4")),

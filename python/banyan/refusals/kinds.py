@@ -189,8 +189,10 @@ def kind_refusals(facts: KindFacts) -> list[str]:
 
 def kept_states_refusal(reason: str) -> str:
     """The line for a model of which SGLang keeps no states at the ends of pages; ``reason``: in its words."""
+    line = f"SGLang keeps no states of this model for pages of several tokens ({reason}): "
+    if f"{STRATEGY} is not supported" in reason:
+        return f"{line}use --banyan-share off, or start without --enable-banyan"
     return (
-        f"SGLang keeps no states of this model for pages of several tokens ({reason}): use "
-        f"--mamba-radix-cache-strategy {STRATEGY} where the model and its backend have it, or start without "
+        f"{line}use --mamba-radix-cache-strategy {STRATEGY} where the model and its backend have it, or start without "
         "--enable-banyan"
     )

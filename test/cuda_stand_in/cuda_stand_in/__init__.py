@@ -31,6 +31,7 @@ def install() -> None:
     from cuda_stand_in.driver import Driver
     from cuda_stand_in.memory import Memory
     from cuda_stand_in.runtime import Runtime
+    from cuda_stand_in.saver import Saver
 
     device, memory = Device(order), Memory()
     # A server that is forked may be told another order than the process that has imported for it.
@@ -38,4 +39,4 @@ def install() -> None:
     driver = Driver(bindings, device, memory, exports=lambda: not config.uses_expandable_segments())
     driver.install()
     Runtime(device, memory, driver).install()
-    engine.install()
+    engine.install(Saver(memory).install)

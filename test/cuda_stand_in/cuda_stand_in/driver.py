@@ -171,7 +171,7 @@ class Driver:
         return (self._cuda.CUresult.CUDA_ERROR_NOT_FOUND,) if found is None else (self._ok, *found)
 
     def cuPointerGetAttribute(self, attribute: Any, address: int) -> int:
-        return int(self._exports() and self._memory.allocation_of(address) is not None)
+        return int(self._exports() and self._memory.is_exportable(address))
 
     def cuIpcGetMemHandle(self, base: int) -> Any:
         handle = self._cuda.CUipcMemHandle()

@@ -17,6 +17,7 @@ import torch
 LOADER = "sglang.kernels.jit.utils.compile.loader"
 KERNELS = "sgl_kernel"
 VALIDATION = "sglang.srt.arg_groups.validation_hook"
+SAVER = "sglang.srt.utils.torch_memory_saver_adapter"
 
 ENVIRONMENT = {
     "SGLANG_FORCE_FUSED_OP_BACKEND": "torch",
@@ -94,8 +95,10 @@ def _register_for_host() -> None:
     torch.library.Library.impl = impl
 
 
-def install() -> None:
+def install(put_saver: Callable[[ModuleType], None]) -> None:
+    """``put_saver`` puts a stand-in for torch-memory-saver into SGLang's module for it."""
     finders = (
+        _AfterImport(lambda name: name == SAVER, put_saver, makes_missing=False),
         _AfterImport(lambda name: name == LOADER, _compile_nothing, makes_missing=False),
         _AfterImport(lambda name: name == VALIDATION, _have_any_card, makes_missing=False),
         _AfterImport(lambda name: name.split(".")[0] == KERNELS, _have_any_name, makes_missing=True),

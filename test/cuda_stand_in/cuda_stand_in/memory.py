@@ -27,6 +27,8 @@ class Allocation(mmap.mmap):
 
     fd: int
     address: int
+    tag = ""
+    """Of memory that can be given back: by what name."""
 
     @classmethod
     def of(cls, fd: int, num_bytes: int) -> Allocation:
@@ -38,7 +40,9 @@ class Allocation(mmap.mmap):
 
 
 class Memory:
-    """What this process has allocated, and what of others it has opened."""
+    """What this process has allocated, and what of others it has opened. ``tag`` is that of tensors from now on."""
+
+    tag = ""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -53,13 +57,25 @@ class Memory:
         fd = os.memfd_create("cuda-stand-in")
         os.ftruncate(fd, rounded)
         made = Allocation.of(fd, rounded)
+        made.tag = self.tag
         self._allocations[made.address] = made
         return made
+
+    def tagged(self, tag: str) -> list[Allocation]:
+        """What can be given back under this name."""
+        return [allocation for allocation in self._allocations.values() if allocation.tag == tag]
+
+    def is_exportable(self, address: int) -> bool:
+        """Whether it lies in memory that can have a handle."""
+        return any(
+            base <= address < base + len(allocation) and not allocation.tag
+            for base, allocation in list(self._allocations.items())
+        )
 
     def buffer(self, num_bytes: int) -> memoryview:
         """Room for a tensor; small ones share an allocation."""
         with self._lock:
-            if num_bytes > ALLOCATION_BYTES // 2:
+            if self.tag or num_bytes > ALLOCATION_BYTES // 2:
                 return memoryview(self._allocate(num_bytes))[:num_bytes]
             if self._current is None or self._used_bytes + num_bytes > ALLOCATION_BYTES:
                 self._current, self._used_bytes = self._allocate(ALLOCATION_BYTES), 0

@@ -39,7 +39,7 @@ REFUSED = {
     "--disable-radix-cache": (["--disable-radix-cache"], "drop that flag"),
     "--enable-hierarchical-cache": (["--enable-hierarchical-cache"], "use one of them"),
     "--enable-lmcache": (["--enable-lmcache"], "use one of them"),
-    "--enable-memory-saver": (["--enable-memory-saver"], "start without"),
+    "--load-format": (["--load-format", "dummy", "--banyan-store", "s", "--banyan-host-gb", "1"], "--load-format auto"),
     "--unified-cache-external-linker-backend": (["--enable-unified-cache-external-linker"], "drop that flag"),
     "--speculative-algorithm": (["--speculative-algorithm", "DFLASH"], "drop that flag"),
     "--enable-multi-layer-eagle": (

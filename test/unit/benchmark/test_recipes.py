@@ -68,8 +68,10 @@ def test_page_when_lines_were_judged_then_it_counts_them_by_family_and_by_what_r
         (line("b", is_in_step=True), REFUSED),
         (line("c", family="Odd"), Verdict(False, has_crashed=True, reasons=("KeyError: x",))),
     ]
-    page = table.page(found, "commit abc, 2026-11-26, a machine")
+    outs = [(line("b", arguments=("--banyan-share", "off")), Verdict(True)), (line("c"), Verdict(True))]
+    page = table.page(found, outs, "commit abc, 2026-11-26, a machine")
     assert "1 of 3 shared; with ranks in step 0 of 1; 1 crashed.\nCommit abc, 2026-11-26, a machine." in page
     assert "| Llama | 2 | 1 | `--pp-size` 1, the model 1 | `--enable-banyan --tp 8` |" in page
     assert "| Odd | 1 | 0 | the model 1 | - |" in page
     assert "| the model | 2 | 1 |" in page and "| `--pp-size` | 1 | 0 |" in page
+    assert "| shared | 1 |" in page and "| starts, shares nothing | 1 |" in page

@@ -37,3 +37,7 @@ class Arrivals(Generic[T]):
         while self._came and self._came[0][0] < now_s:
             self._came.popleft()
         return [(keys, known) for _, keys, known in self._came]
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._came.clear()

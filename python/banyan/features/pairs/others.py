@@ -64,3 +64,5 @@ class Others(Partner):
 
     def forget(self) -> None:
         self.orphans.clear()
+        # What looks again belongs to a tier that may go: nothing of it stays, its views of the peers least.
+        self.arrivals.clear()

@@ -226,6 +226,7 @@ def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:
         expandable_segments=config.uses_expandable_segments(),
         sizes_pool_after_capture=config.sizes_pool_after_capture(),
         has_arena=wanted.has_arena,
+        knows_weights=wanted.knows_weights,
         draft=_draft(args),
         retraction_backup=args.disaggregation_decode_retraction_backup,
         host_receive_threshold=args.disaggregation_decode_host_receive_threshold,

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each server of a pair remembers what the other one's part makes necessary."""
 
+import weakref
+
 from banyan.features.pairs import Others, Role
 
 
@@ -32,3 +34,17 @@ def test_decode_server_when_it_takes_back_then_its_arena_has_prompts_too_and_onl
 def test_server_when_it_takes_nothing_back_then_what_came_to_its_arena_is_written():
     assert Others(Role.PREFILL, lambda: 0.0).to_write(["a", "b"]) == ["a", "b"]
     assert Others(Role.DECODE, lambda: 0.0).to_write(["c"]) == ["c"]
+
+
+def test_prefill_server_when_its_tier_goes_then_nothing_of_it_stays_with_a_prompt_that_has_just_come():
+    """Its views of the peers would stay with it, and the next tier could not have them."""
+
+    class Tier:
+        def look_again(self): ...
+
+    others, tier = Others(Role.PREFILL, lambda: 0.0), Tier()
+    others.came(["a"], tier.look_again)
+    gone = weakref.ref(tier)
+    others.forget()
+    del tier
+    assert gone() is None
