@@ -76,6 +76,7 @@ class _Ordering:
 
     def __init__(self, guarded: Sequence[_Waiting]) -> None:
         self.placed: list[_Waiting] = []
+        self._left = list(guarded)
         self._passed = {id(one): one.passed_by for one in guarded}
         self._is_placed: set[int] = set()
 

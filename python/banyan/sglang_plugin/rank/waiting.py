@@ -14,6 +14,7 @@ from banyan.sglang_plugin import runtime
 
 BOUNDED = frozenset({"lpm", "dfs-weight", "shortest-prefill-first"})
 
+
 def around_calc_priority(
     original: Callable[..., None], policy: Any, waiting_queue: list[Any], *args: Any, **kwargs: Any
 ) -> None:
