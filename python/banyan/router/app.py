@@ -32,12 +32,11 @@ from banyan.router import endpoints, models, prompt
 from banyan.router.answers import error, failed, forbidden, state_of, unless_gone
 from banyan.router.asked_prompt import Asked
 from banyan.router.bodies import Bodies, Refused
-from banyan.router.call import Call, Guest, owner_of, target_of
+from banyan.router.call import Call, KnownTenant, owner_of, target_of
 from banyan.router.dropped_lines import DroppedLines
 from banyan.router.everywhere import ask_all
 from banyan.router.fleet import Fleet, Server
 from banyan.router.forward import Forwarder
-from banyan.router.guests import Guests
 from banyan.router.health import Health
 from banyan.router.held_responses import HeldResponses
 from banyan.router.load_feed import subscribe_to_load
@@ -50,6 +49,7 @@ from banyan.router.settings import Settings
 from banyan.router.subscription import subscribe
 from banyan.router.suspects import Suspects
 from banyan.router.tasks import Tasks
+from banyan.router.tenant_rules import TenantRules
 from banyan.router.tokens import Tokens
 from banyan.routing import POLICIES, Dispatcher, HotRankGuard, LoadReport
 
@@ -68,7 +68,7 @@ class Router:
         self.settings = settings
         self.metrics = Metrics()
         self.responses = HeldResponses()
-        self.guests = Guests(settings, self.metrics, self.responses)
+        self.tenant_rules = TenantRules(settings, self.metrics, self.responses)
         self.fleet = self._fleet(settings.servers, Role.ALONE)
         self.decodes: Fleet | None = None
         if settings.prefills:
@@ -132,12 +132,12 @@ class Router:
             wake = self.forwarder.admission.wake
             for fleet in self.fleets:
                 restarted = partial(self._subscribe, fleet)
-                tenants = self.guests.secret_name
+                tenants = self.tenant_rules.secret_name
                 probes = Probes(fleet, settings, session, changed=wake, restarted=restarted, tenants=tenants)
                 for server in fleet.servers:
                     self._tasks.start("a server's probe", partial(probes.watch, server))
                     self._tasks.start("a server's health check", partial(probes.check_engine, server))
-            self._tasks.start("the file of tenants", self.guests.watch)
+            self._tasks.start("the file of tenants", self.tenant_rules.watch)
             try:
                 yield
             finally:
@@ -189,10 +189,10 @@ class Router:
         if row.is_ours and not is_ours(request):
             return forbidden()
         try:
-            guest = self.guests.enter(row, request)
+            tenant = self.tenant_rules.enter(row, request)
             async with self._bodies.read(request.stream()) as body:
                 body = await self._without_lines(row, body)
-                response = await unless_gone(request, self._answer(row, body, request, guest))
+                response = await unless_gone(request, self._answer(row, body, request, tenant))
         except Refused as why:
             self.metrics.refused.labels(str(why.status)).inc()
             headers = {"connection": "close"} | ({"retry-after": "1"} if why.status == 503 else {})
@@ -203,9 +203,9 @@ class Router:
         # Nobody reads it.
         return response if response is not None else Response(status_code=499)
 
-    async def _answer(self, row: Row, body: bytes, request: Request, guest: Guest | None) -> Response:
-        headers = self.guests.headers(guest, request.headers)
-        call = Call(row, request.method, target_of(request.scope), body, headers, guest)
+    async def _answer(self, row: Row, body: bytes, request: Request, tenant: KnownTenant | None) -> Response:
+        headers = self.tenant_rules.headers(tenant, request.headers)
+        call = Call(row, request.method, target_of(request.scope), body, headers, tenant)
         if row.to is not To.ONE:
             return await ask_all(self._session, self.settings.urls, call, timeout_s=self.settings.idle_timeout_s)
         if self.decodes is not None and not row.is_routable:
@@ -235,13 +235,13 @@ class Router:
         Raises:
             Refused: for what a tenant may not ask.
         """
-        body, headers, salt = call.body, call.headers, call.guest.salt if call.guest is not None else None
+        body, headers, salt = call.body, call.headers, call.tenant.salt if call.tenant is not None else None
         if len(body) < LARGE_BYTES:
             read = prompt.read(call.row.path, body, headers, salt)
         else:
             read = await self._beside(prompt.read, call.row.path, body, headers, salt)
-        self.guests.check(call.row, read, call.guest)
-        held_at = self.responses.holder(read.follows, owner_of(call.guest)) if read.follows is not None else None
+        self.tenant_rules.check(call.row, read, call.tenant)
+        held_at = self.responses.holder(read.follows, owner_of(call.tenant)) if read.follows is not None else None
         # A request that would only be refused costs no server a question.
         if self.forwarder.is_full:
             asked = Asked(read, read.token_ids, held_at)
@@ -258,11 +258,11 @@ class Router:
     async def models(self, request: Request) -> Response:
         """The models of all servers that are up, each once."""
         try:
-            guest = self.guests.enter(BY_PATH[MODELS], request)
+            tenant = self.tenant_rules.enter(BY_PATH[MODELS], request)
         except Refused as why:
             return error(why.message, why.kind, why.status)
         urls = [server.url for server in self.fleet.servers if server.takes_requests]
-        return await models.models(self._session, urls, self.guests.headers(guest, request.headers))
+        return await models.models(self._session, urls, self.tenant_rules.headers(tenant, request.headers))
 
     # ---- its own -----------------------------------------------------------------------------------------------
 
@@ -274,7 +274,7 @@ class Router:
         return Response(status_code=200 if well else 503)
 
     async def render_metrics(self, request: Request) -> Response:
-        if not self.guests.may_see_metrics(request):
+        if not self.tenant_rules.may_see_metrics(request):
             return forbidden()
         text = self.metrics.render(self.all_servers, self.forwarder.admission.num_waiting)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")

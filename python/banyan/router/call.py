@@ -19,10 +19,10 @@ NOT_SENT_ON = HOP_BY_HOP | {"host", "content-length", "expect"}
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
+class KnownTenant:
     """A request's tenant. ``salt``: of its pages. ``says``: headers by which the router tells a server."""
 
-    tenant: str
+    name: str
     salt: str
     says: Mapping[str, str] = field(default_factory=dict)
 
@@ -30,25 +30,25 @@ class Guest:
 @dataclass(frozen=True, slots=True)
 class Call:
     """``target``: the path with its query, as the client wrote them: a server must not read another path in them than
-    the router did. ``row``: what the table says of it. ``guest``: None where the router knows no tenants."""
+    the router did. ``row``: what the table says of it. ``tenant``: None where the router knows no tenants."""
 
     row: Row
     method: str
     target: str
     body: bytes
     headers: Mapping[str, str]
-    guest: Guest | None = None
+    tenant: KnownTenant | None = None
 
     def onward(self) -> dict[str, str]:
         """The headers that a server gets. A client's own word on where to read would not be this router's. And a
         compressed stream could not be ended with an event that says that it broke."""
         kept = {name: value for name, value in self.headers.items() if not _is_dropped(name.lower())}
-        return {**kept, "accept-encoding": "identity", **(self.guest.says if self.guest is not None else {})}
+        return {**kept, "accept-encoding": "identity", **(self.tenant.says if self.tenant is not None else {})}
 
 
-def owner_of(guest: Guest | None) -> str:
+def owner_of(tenant: KnownTenant | None) -> str:
     """What tells whose a response is; all clients are one where there are no tenants."""
-    return guest.salt if guest is not None else ""
+    return tenant.name if tenant is not None else ""
 
 
 def target_of(scope: Mapping[str, Any]) -> str:

@@ -122,7 +122,7 @@ class Forwarder:
             if failure is None:
                 self._suspects.answered(going.suspect)
                 if going.call.row.path == RESPONSES and sent.attempt.status == 200:
-                    self._responses.made(sent.attempt.first, place.target.server.url, owner_of(going.call.guest))
+                    self._responses.made(sent.attempt.first, place.target.server.url, owner_of(going.call.tenant))
                 return self._relay(sent)
             tried.append(failure)
             if (held := await self._held(sent, failure)) is not None:
@@ -167,7 +167,7 @@ class Forwarder:
         return failure
 
     async def _open(self, sent: Sent, going: SentRequest, tried: Sequence[Tried]) -> Tried | None:
-        self._metrics.placed(sent.place, going.call.guest)
+        self._metrics.placed(sent.place, going.call.tenant)
         target = sent.place.target
         going = self._with_source(going, sent.place, tried)
         return await self._send(target.server, sent.attempt, going, rank=target.rank)

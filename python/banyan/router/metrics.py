@@ -10,7 +10,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from banyan.router.blocks import STORE
-from banyan.router.call import Guest
+from banyan.router.call import KnownTenant
 from banyan.router.fleet import Place, Server
 from banyan.router.read_path import ReadPath
 from banyan.router.verdict import Outcome
@@ -78,14 +78,14 @@ class Metrics:
         self._holes = Gauge("event_holes", "Times since a server's start when events were lost.", ("server",), **made)
         self._waiting = Gauge("waiting", "Requests that wait in the router.", **made)
 
-    def placed(self, place: Place, guest: Guest | None = None) -> None:
+    def placed(self, place: Place, tenant: KnownTenant | None = None) -> None:
         self.chosen(place)
         self.prompt_tokens.inc(place.num_tokens)
         self.cached_tokens.inc(place.cached_tokens)
-        if guest is not None:
-            self.tenant_requests.labels(guest.tenant).inc()
-            self.tenant_prompt_tokens.labels(guest.tenant).inc(place.num_tokens)
-            self.tenant_cached_tokens.labels(guest.tenant).inc(place.cached_tokens)
+        if tenant is not None:
+            self.tenant_requests.labels(tenant.name).inc()
+            self.tenant_prompt_tokens.labels(tenant.name).inc(place.num_tokens)
+            self.tenant_cached_tokens.labels(tenant.name).inc(place.cached_tokens)
 
     def forget_tenants(self, names: Collection[str]) -> None:
         """These are tenants no more: so there are never more labels than tenants in a file."""

@@ -94,7 +94,7 @@ class PairForwarder(Forwarder):
     async def _open(self, sent: Sent, going: SentRequest, tried: Sequence[Tried]) -> Tried | None:
         assert sent.place.beside is not None
         half = _Half(sent.place.beside, self._attempt(), self._read_path(sent, going, tried))
-        self._metrics.placed(half.place, going.call.guest)
+        self._metrics.placed(half.place, going.call.tenant)
         self._metrics.chosen(sent.place)
         going = _in_a_room(self._with_source(going, half.place, tried), half, tried)
         self._begin(half, sent, going)

@@ -18,7 +18,7 @@ from banyan.router.blocks import pack
 from banyan.router.chats import chat, converted, medium
 from banyan.router.paths import BY_PATH, COMPLETIONS, MESSAGES, OTHER, By
 from banyan.routing.conversation import conversation_of
-from banyan.routing.tenancy import salted
+from banyan.routing.tenant_secret import salted
 
 RANK_FIELDS = ("routed_dp_rank", "data_parallel_rank")
 """Fields that pin a rank; the second is the old name of the first."""

@@ -50,6 +50,6 @@ def serve(settings: Settings) -> int:
     )
     server = _Server(config, router)
     if settings.tenants_file:
-        signal.signal(signal.SIGHUP, lambda *_: router.guests.read_again())
+        signal.signal(signal.SIGHUP, lambda *_: router.tenant_rules.read_again())
     server.run()
     return 0 if server.started else 1

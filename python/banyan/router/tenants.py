@@ -23,9 +23,9 @@ from typing import Any
 
 from banyan.owner import read_private
 from banyan.router.bodies import Refused
-from banyan.router.call import Guest
+from banyan.router.call import KnownTenant
 from banyan.routing.headers import TENANT_HEADER
-from banyan.routing.tenancy import Tenancy
+from banyan.routing.tenant_secret import TenantSecret
 
 MOST_TENANTS = 1024
 MOST_KEYS = 1 << 16
@@ -114,7 +114,7 @@ class Tenants:
 
     def __init__(self, path: Path, secret: bytes, server_key: str | None) -> None:
         """Raises OSError and ValueError as ``Keys.read``."""
-        self.tenancy = Tenancy(secret)
+        self.secret = TenantSecret(secret)
         self.keys = Keys.read(path)
         self.why_stale: str | None = None
         self._path = path
@@ -147,7 +147,7 @@ class Tenants:
             return None
         return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
-    def guest(self, headers: Mapping[str, str]) -> Guest:
+    def known_by(self, headers: Mapping[str, str]) -> KnownTenant:
         """The tenant of a request with these headers.
 
         Raises:
@@ -160,8 +160,8 @@ class Tenants:
         common = headers.get(COMMON_HEADER)
         if common is not None and common not in tenant.common:
             raise Refused(f"{COMMON_HEADER}: your tenant shares nothing under this name", "forbidden", 403)
-        salt = self.tenancy.salt_of("tenant", tenant.name) if common is None else self.tenancy.salt_of("common", common)
-        return Guest(tenant.name, salt, {TENANT_HEADER: self.tenancy.word(salt)})
+        salt = self.secret.salt_of("tenant", tenant.name) if common is None else self.secret.salt_of("common", common)
+        return KnownTenant(tenant.name, salt, {TENANT_HEADER: self.secret.word(salt)})
 
     def onward(self, headers: Mapping[str, str]) -> dict[str, str]:
         """What a server gets of a client's headers."""

@@ -10,15 +10,15 @@ from sglang.srt.managers.tokenizer_manager import ServerStatus
 from banyan import faults
 from banyan.config import Config
 from banyan.routing.headers import TENANT_HEADER
-from banyan.routing.tenancy import Tenancy
+from banyan.routing.tenant_secret import TenantSecret
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.launcher import tenants
 from banyan.sglang_plugin.prompt_refusals import BadRequest
 
 SECRET = b"0123456789abcdef"
-TENANCY = Tenancy(SECRET)
-SALT = TENANCY.salt_of("tenant", "acme")
-SAYS = {TENANT_HEADER: TENANCY.word(SALT)}
+SAID_WITH = TenantSecret(SECRET)
+SALT = SAID_WITH.salt_of("tenant", "acme")
+SAYS = {TENANT_HEADER: SAID_WITH.word(SALT)}
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def secret(tmp_path, monkeypatch):
     path.write_bytes(SECRET)
     path.chmod(0o600)
     monkeypatch.setattr(runtime, "config", lambda: Config(tenant_secret_file=str(path)))
-    tenants._tenancy.cache_clear()
+    tenants._tenant_secret.cache_clear()
     return path
 
 
@@ -60,7 +60,7 @@ def test_batch_when_its_prompts_have_salts_then_each_has_the_tenants_too():
 
 @pytest.mark.parametrize(
     "headers",
-    [{}, {TENANT_HEADER: SALT}, {TENANT_HEADER: SALT + SALT}, {TENANT_HEADER: Tenancy(b"x" * 16).word(SALT)}],
+    [{}, {TENANT_HEADER: SALT}, {TENANT_HEADER: SALT + SALT}, {TENANT_HEADER: TenantSecret(b"x" * 16).word(SALT)}],
 )
 def test_request_when_no_router_with_the_secret_says_its_tenant_then_refused(headers):
     with pytest.raises(BadRequest, match="banyan route --tenants-file"):

@@ -11,17 +11,17 @@ import os
 import pytest
 from test.unit.router.fake_server import BLOCK_TOKENS, FakeServer, running, until
 
-from banyan.router import guests
+from banyan.router import tenant_rules
 from banyan.router.blocks import block_ids, pack
 from banyan.router.events import BlockStored
 from banyan.router.settings import Settings
 from banyan.router.tenants import MOST_FILE_BYTES, Keys, Tenants
 from banyan.routing.headers import SOURCE_HEADER, TENANT_HEADER
-from banyan.routing.tenancy import Tenancy, salted
+from banyan.routing.tenant_secret import TenantSecret, salted
 
 SECRET = b"a secret of routers and servers"
-TENANCY = Tenancy(SECRET)
-ACME, UMBRELLA = (TENANCY.salt_of("tenant", name) for name in ("acme", "umbrella"))
+SAID_WITH = TenantSecret(SECRET)
+ACME, UMBRELLA = (SAID_WITH.salt_of("tenant", name) for name in ("acme", "umbrella"))
 PROMPT = "a prompt of some length, long enough for pages"
 
 
@@ -57,7 +57,7 @@ def bearer(key):
 
 def server(name, **more):
     made = FakeServer(name, banyan=True, **more)
-    made.banyan_state = {"tenants": TENANCY.name}
+    made.banyan_state = {"tenants": SAID_WITH.name}
     return made
 
 
@@ -153,8 +153,8 @@ def test_settings_when_a_flag_is_missing_then_the_line_names_both():
         ({"authorization": "bearer  a2 "}, ACME),
         ({"x-api-key": "u1"}, UMBRELLA),
         ({"x-api-key": "a1", **bearer("a2")}, ACME),
-        ({**bearer("a1"), "x-banyan-common": "handbook"}, TENANCY.salt_of("common", "handbook")),
-        ({**bearer("a1"), TENANT_HEADER: TENANCY.word(UMBRELLA), SOURCE_HEADER: "b:1"}, ACME),
+        ({**bearer("a1"), "x-banyan-common": "handbook"}, SAID_WITH.salt_of("common", "handbook")),
+        ({**bearer("a1"), TENANT_HEADER: SAID_WITH.word(UMBRELLA), SOURCE_HEADER: "b:1"}, ACME),
     ],
 )
 @pytest.mark.parametrize("path_", ["/generate", "/v1/messages", "/v1/responses", "/api/chat", "/v1/score"])
@@ -165,7 +165,7 @@ def test_request_when_its_key_is_a_tenants_then_the_server_is_told_whose_it_is_a
         async with serving([server("a")], path, api_key="the servers' own") as rig:
             assert (await ask(rig, headers, path_, input="hi"))[0] == 200
             _, seen = rig.servers[0].seen[-1]
-            assert TENANCY.heard(seen[TENANT_HEADER]) == salt
+            assert SAID_WITH.heard(seen[TENANT_HEADER]) == salt
             assert seen["authorization"] == "Bearer the servers' own"
             assert not {"x-api-key", "x-banyan-common", SOURCE_HEADER} & seen.keys()
 
@@ -258,14 +258,14 @@ def test_prompt_when_two_tenants_have_sent_it_then_each_goes_where_its_own_pages
 
 
 def test_metrics_when_a_tenant_leaves_the_file_then_its_rows_go_and_a_wrong_file_is_told(path, monkeypatch):
-    monkeypatch.setattr(guests, "LOOK_PERIOD_S", 0.02)
+    monkeypatch.setattr(tenant_rules, "LOOK_PERIOD_S", 0.02)
 
     async def scenario():
         async with serving([server("a")], path) as rig:
             for key in ("a1", "u1"):
                 await ask(rig, bearer(key), text="hi")
             write(path, FILE.partition("[umbrella]")[0])
-            await until(lambda: rig.router.guests.tenants.keys.tenant("u1") is None)
+            await until(lambda: rig.router.tenant_rules.tenants.keys.tenant("u1") is None)
             await until(lambda: b'tenant="umbrella"' not in rig.router.metrics.render([], 0))
             assert b'tenant="acme"' in rig.router.metrics.render([], 0)
             assert (await ask(rig, bearer("u1"), text="hi"))[0] == 401

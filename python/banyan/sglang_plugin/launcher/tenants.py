@@ -24,7 +24,7 @@ from sglang.srt.managers.tokenizer_manager import ServerStatus
 from banyan import faults
 from banyan.owner import read_secret
 from banyan.routing.headers import TENANT_HEADER
-from banyan.routing.tenancy import SALT_CHARS, Tenancy, salted
+from banyan.routing.tenant_secret import SALT_CHARS, TenantSecret, salted
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.launcher import clients
 from banyan.sglang_plugin.prompt_refusals import BadRequest
@@ -43,7 +43,7 @@ def admit(obj: Any, request: Any, manager: Any) -> None:
         return
     with clients.refusing(obj):
         try:
-            _admit(obj, request, manager, _tenancy(config.tenant_secret_file))
+            _admit(obj, request, manager, _tenant_secret(config.tenant_secret_file))
         except BadRequest:
             raise
         except Exception as error:
@@ -58,20 +58,20 @@ def name_of(path: str) -> str:
     Raises:
         OSError, ValueError: when the file cannot be used.
     """
-    return Tenancy(read_secret(Path(path))).name if path else ""
+    return TenantSecret(read_secret(Path(path))).name if path else ""
 
 
 @lru_cache(maxsize=1)
-def _tenancy(path: str) -> Tenancy:
-    return Tenancy(read_secret(Path(path)))
+def _tenant_secret(path: str) -> TenantSecret:
+    return TenantSecret(read_secret(Path(path)))
 
 
-def _admit(obj: Any, request: Any, manager: Any, tenancy: Tenancy) -> None:
+def _admit(obj: Any, request: Any, manager: Any, secret: TenantSecret) -> None:
     if _is_own(request, manager):
         if isinstance(obj, GenerateReqInput):
             obj.cache_salt = secrets.token_hex(SALT_CHARS // 2)
         return
-    salt = tenancy.heard(request.headers.get(TENANT_HEADER, ""))
+    salt = secret.heard(request.headers.get(TENANT_HEADER, ""))
     if salt is None:
         raise BadRequest("this server serves tenants: ask their router (banyan route --tenants-file), which knows them")
     if not isinstance(obj, GenerateReqInput):

@@ -22,7 +22,7 @@ _PROTOCOL = "banyan tenants 1"
 
 
 @dataclass(frozen=True, slots=True)
-class Tenancy:
+class TenantSecret:
     """What routers and servers with one secret say to each other."""
 
     secret: bytes

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from banyan.observe.webpage import is_ours
 from banyan.router import prompt
 from banyan.router.bodies import Refused
-from banyan.router.call import Guest, owner_of
+from banyan.router.call import KnownTenant, owner_of
 from banyan.router.held_responses import HeldResponses
 from banyan.router.metrics import Metrics
 from banyan.router.paths import OTHER, RESPONSES, Row
@@ -40,7 +40,7 @@ NOT_FOR_TENANTS: Mapping[str, str] = {
 """Paths, and why."""
 
 
-class Guests:
+class TenantRules:
     """Those of one router. ``tenants`` is None where it serves everybody, and then nothing here refuses."""
 
     def __init__(self, settings: Settings, metrics: Metrics, responses: HeldResponses) -> None:
@@ -53,9 +53,9 @@ class Guests:
     @property
     def secret_name(self) -> str:
         """What servers are to say of their secret; "" where they are to have none."""
-        return self.tenants.tenancy.name if self.tenants is not None else ""
+        return self.tenants.secret.name if self.tenants is not None else ""
 
-    def enter(self, row: Row, request: Request) -> Guest | None:
+    def enter(self, row: Row, request: Request) -> KnownTenant | None:
         """The tenant of a request; None where there are none, and for what only this machine may ask.
 
         Raises:
@@ -63,32 +63,32 @@ class Guests:
         """
         if self.tenants is None or row.is_ours:
             return None
-        guest = self.tenants.guest(request.headers)
+        tenant = self.tenants.known_by(request.headers)
         if (why := NOT_FOR_TENANTS.get(row.path)) is not None:
             raise Refused(f"{request.url.path} is not served to tenants: {why}", "forbidden", 403)
         response = request.path_params.get("response_id")
         if response is not None:
-            self._check_response(response, guest)
-        return guest
+            self._check_response(response, tenant)
+        return tenant
 
-    def headers(self, guest: Guest | None, headers: Mapping[str, str]) -> dict[str, str]:
+    def headers(self, tenant: KnownTenant | None, headers: Mapping[str, str]) -> dict[str, str]:
         """What servers get of a client's headers."""
-        return dict(headers) if guest is None or self.tenants is None else self.tenants.onward(headers)
+        return dict(headers) if tenant is None or self.tenants is None else self.tenants.onward(headers)
 
-    def check(self, row: Row, read: prompt.Request, guest: Guest | None) -> None:
+    def check(self, row: Row, read: prompt.Request, tenant: KnownTenant | None) -> None:
         """The body of a request, when it has been read.
 
         Raises:
             Refused: with 400, 403 or 404.
         """
-        if guest is None or row.path != RESPONSES:
+        if tenant is None or row.path != RESPONSES:
             return
         if not read.is_read:
             raise Refused("for tenants, a request of Responses is JSON, uncompressed, of 16 MiB at most", "unread", 400)
         if read.names_response:
             raise Refused("request_id: the server names the responses of tenants", "forbidden", 403)
         if read.follows is not None:
-            self._check_response(read.follows, guest)
+            self._check_response(read.follows, tenant)
 
     def may_see_metrics(self, request: Request) -> bool:
         """They name tenants, and what they ask for."""
@@ -114,6 +114,6 @@ class Guests:
             logger.error("--tenants-file: what it said before still counts: %s", tenants.why_stale)
         self._metrics.tenants_stale.set(tenants.why_stale is not None)
 
-    def _check_response(self, response: str, guest: Guest) -> None:
-        if self._responses.holder(response, owner_of(guest)) is None:
+    def _check_response(self, response: str, tenant: KnownTenant) -> None:
+        if self._responses.holder(response, owner_of(tenant)) is None:
             raise Refused("your tenant has no response with this id", "not_found", 404)

@@ -4,9 +4,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from banyan.routing.tenancy import SALT_CHARS, Tenancy, salted
+from banyan.routing.tenant_secret import SALT_CHARS, TenantSecret, salted
 
-ONE, OTHER = Tenancy(b"a" * 32), Tenancy(b"b" * 32)
+ONE, OTHER = TenantSecret(b"a" * 32), TenantSecret(b"b" * 32)
 
 
 def test_word_when_said_with_the_secret_then_its_salt_is_heard_and_with_another_not():
