@@ -47,3 +47,13 @@ _RULES: tuple[Rule[TenantFacts], ...] = (
 def tenant_refusals(facts: TenantFacts) -> list[str]:
     """The lines for a server; none where tenants can be served."""
     return lines_of(_RULES, facts)
+
+
+def file_refusal(*, path: str, error: object) -> str:
+    """The line for a secret that cannot be used."""
+    return f"{FLAG} {path}: {error}"
+
+
+def misfit_refusal(why: str) -> str:
+    """The line for an SGLang that Banyan does not fit: without it nothing keeps tenants apart."""
+    return f"{FLAG}: tenants cannot be kept apart: {why}: install the SGLang that Banyan is written against"

@@ -27,7 +27,7 @@ from banyan.refusals.models import ModelFacts
 from banyan.refusals.modes import ModeFacts, mode_refusals
 from banyan.refusals.speculation import DraftFacts
 from banyan.refusals.start import store_refusal
-from banyan.refusals.tenants import TenantFacts, tenant_refusals
+from banyan.refusals.tenants import TenantFacts, file_refusal, misfit_refusal, tenant_refusals
 from banyan.sglang_plugin import last_words, runtime, seams
 from banyan.sglang_plugin.launcher import cpu_engine, tenants
 from banyan.store import look
@@ -107,7 +107,7 @@ def _turned_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
     off = seams.unfit()
     if any(one.name == features.CORE for one in off):
         if wanted.tenant_secret_file:
-            runtime.refuse(f"--banyan-tenant-secret-file: tenants cannot be told apart: {off[0].line}")
+            runtime.refuse(misfit_refusal(off[0].line))
         logger.warning("banyan: off, SGLang is not the one that it was written against: %s", off[0].line)
         return None
     wanted = _without(off, wanted, asked_of(args, wanted, layout))
@@ -219,7 +219,7 @@ def _tenant_refusals(wanted: Config, args: Any) -> list[str]:
     try:
         tenants.name_of(wanted.tenant_secret_file)
     except (OSError, ValueError) as error:
-        return [f"--banyan-tenant-secret-file {wanted.tenant_secret_file}: {error}"]
+        return [file_refusal(path=wanted.tenant_secret_file, error=error)]
     return tenant_refusals(facts)
 
 
