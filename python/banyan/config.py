@@ -266,6 +266,16 @@ class Config:
         parse=os.path.abspath,
         unset="none",
     )
+    tenant_secret_file: str = knob(
+        "",
+        "--banyan-tenant-secret-file",
+        SHARING,
+        """Serve only requests whose tenant a router says that has the same secret (`banyan route --tenants-file`), and
+        keep their prefixes apart; mode 0600.""",
+        metavar="PATH",
+        parse=os.path.abspath,
+        unset="none",
+    )
     dscp: int | None = knob(
         None,
         "--banyan-dscp",

@@ -12,6 +12,8 @@ from pathlib import Path
 WRITABLE_BY_OTHERS = 0o022
 OPEN_TO_OTHERS = 0o077
 PRIVATE = 0o600
+LEAST_SECRET_BYTES = 16
+MOST_SECRET_BYTES = 1 << 16
 MOUNT_PARENTS = {Path("/"), Path("/mnt"), Path("/media")}  # where drives are mounted by hand
 FSTAB = Path("/etc/fstab")
 
@@ -89,3 +91,36 @@ def _is_empty_root(folder: Path) -> bool:
     found = folder.stat()
     is_on_root = found.st_dev == os.stat("/").st_dev
     return is_on_root and bool(found.st_mode & OPEN_TO_OTHERS) and folder.is_dir() and not any(folder.iterdir())
+
+
+def read_private(path: Path, most_bytes: int) -> bytes:
+    """The content of a file that nobody else may open.
+
+    Raises:
+        OSError: when it cannot be read.
+        ValueError: when others may read it, it belongs to somebody else, or it has more bytes than that.
+    """
+    # Opened first, so that what is judged is what is read; without waiting, should it be a pipe.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        status = os.fstat(file.fileno())
+        if status.st_uid != os.geteuid():
+            raise ValueError("it belongs to another user")
+        if not stat.S_ISREG(status.st_mode) or status.st_mode & OPEN_TO_OTHERS:
+            raise ValueError(f"others may open it (mode {stat.S_IMODE(status.st_mode):04o}): chmod 600")
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise ValueError(f"more than {most_bytes} bytes")
+    return content
+
+
+def read_secret(path: Path) -> bytes:
+    """The content of a secret file.
+
+    Raises:
+        OSError: when it cannot be read.
+        ValueError: as ``read_private``, and when it is too short to be a secret.
+    """
+    secret = read_private(path, MOST_SECRET_BYTES).strip()
+    if len(secret) < LEAST_SECRET_BYTES:
+        raise ValueError(f"{len(secret)} bytes are no secret: use at least {LEAST_SECRET_BYTES} (openssl rand -hex 32)")
+    return secret

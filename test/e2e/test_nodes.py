@@ -20,8 +20,9 @@ from banyan.cli.explain import decisions, sentences
 from banyan.core import Address
 from banyan.features.nodes.page_server import PageServer
 from banyan.features.nodes.wire import Ask
+from banyan.owner import read_secret
 from banyan.routing.headers import SOURCE_HEADER
-from banyan.transport.sealed.secret import Keys, read_secret
+from banyan.transport.sealed.secret import Keys
 from benchmark.engine import Engine
 from benchmark.router_failover import router
 from benchmark.servers import Server, ServerSpec, cpu_env, free_port, wait_ready

@@ -25,8 +25,9 @@ from test.e2e.test_tiers import damage
 
 from banyan.cli.engine import EngineError
 from banyan.cli.explain import decisions, sentences
+from banyan.owner import read_secret
 from banyan.transport.sealed import sealing
-from banyan.transport.sealed.secret import Keys, read_secret
+from banyan.transport.sealed.secret import Keys
 from benchmark.engine import Engine
 from benchmark.pd import num_answer_pages, num_found_pages
 from benchmark.pd_servers import PAGE_TOKENS, SERVER_ARGS, Pair

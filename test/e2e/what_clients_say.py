@@ -90,6 +90,7 @@ GOOD: dict[str, tuple[Said, ...]] = {
     "`routed_dp_rank`": (Said({"routed_dp_rank": 0}),),
     "`priority`": (Said({"priority": 3}),),
     "`bootstrap_host`, `bootstrap_port`, `bootstrap_room`": (Said({"bootstrap_host": "2.2.2.2"}),),
+    "`x-banyan-tenant`": (),
     "`x-banyan-read`, `x-banyan-source`, `x-banyan-plan`": (),
 }
 
@@ -157,6 +158,7 @@ BAD: dict[str, tuple[Said, ...]] = {
     "`routed_dp_rank`": (Said({"routed_dp_rank": 99}),),
     "`priority`": (Said({"priority": 2**70}),),
     "`bootstrap_host`, `bootstrap_port`, `bootstrap_room`": (),
+    "`x-banyan-tenant`": (Said(headers={"x-banyan-tenant": "0" * 64}),),
     "`x-banyan-read`, `x-banyan-source`, `x-banyan-plan`": (
         Said(headers={"x-banyan-read": "127.0.0.1:1"}),
         Said(headers={"x-banyan-source": "127.0.0.1:1 99999999999999999999 -1"}),

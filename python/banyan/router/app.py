@@ -11,10 +11,11 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
+from typing import Any, TypeVar
 
 import aiohttp
 import zmq.asyncio
@@ -31,26 +32,30 @@ from banyan.router import endpoints, models, prompt
 from banyan.router.answers import error, failed, forbidden, state_of, unless_gone
 from banyan.router.asked_prompt import Asked
 from banyan.router.bodies import Bodies, Refused
-from banyan.router.call import Call, target_of
+from banyan.router.call import Call, KnownTenant, owner_of, target_of
 from banyan.router.dropped_lines import DroppedLines
 from banyan.router.everywhere import ask_all
 from banyan.router.fleet import Fleet, Server
 from banyan.router.forward import Forwarder
 from banyan.router.health import Health
+from banyan.router.held_responses import HeldResponses
 from banyan.router.load_feed import subscribe_to_load
 from banyan.router.metrics import Metrics
 from banyan.router.pair import PairForwarder
-from banyan.router.paths import Row, To
+from banyan.router.paths import BY_PATH, MODELS, Row, To
 from banyan.router.probes import Probes, is_none_to_blame
 from banyan.router.read_path import can_read_for, said_of
 from banyan.router.settings import Settings
 from banyan.router.subscription import subscribe
 from banyan.router.suspects import Suspects
 from banyan.router.tasks import Tasks
+from banyan.router.tenant_rules import TenantRules
 from banyan.router.tokens import Tokens
 from banyan.routing import POLICIES, Dispatcher, HotRankGuard, LoadReport
 
 logger = logging.getLogger("banyan.router")
+
+T = TypeVar("T")
 
 LARGE_BYTES = 256 << 10
 """Reading a body of this size takes a millisecond."""
@@ -62,6 +67,8 @@ class Router:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.metrics = Metrics()
+        self.responses = HeldResponses()
+        self.tenant_rules = TenantRules(settings, self.metrics, self.responses)
         self.fleet = self._fleet(settings.servers, Role.ALONE)
         self.decodes: Fleet | None = None
         if settings.prefills:
@@ -117,7 +124,7 @@ class Router:
             self.forwarder = (
                 self._forwarder(self.fleet, suspects)
                 if self.decodes is None
-                else PairForwarder(self.fleet, self.decodes, settings, session, self.metrics, suspects)
+                else PairForwarder(self.fleet, self.decodes, settings, session, self.metrics, suspects, self.responses)
             )
             # What a pair is not needed for goes to one of its servers.
             self.beside = self.forwarder if self.decodes is None else self._forwarder(self.decodes, suspects)
@@ -125,10 +132,12 @@ class Router:
             wake = self.forwarder.admission.wake
             for fleet in self.fleets:
                 restarted = partial(self._subscribe, fleet)
-                probes = Probes(fleet, settings, session, changed=wake, restarted=restarted)
+                tenants = self.tenant_rules.secret_name
+                probes = Probes(fleet, settings, session, changed=wake, restarted=restarted, tenants=tenants)
                 for server in fleet.servers:
                     self._tasks.start("a server's probe", partial(probes.watch, server))
                     self._tasks.start("a server's health check", partial(probes.check_engine, server))
+            self._tasks.start("the file of tenants", self.tenant_rules.watch)
             try:
                 yield
             finally:
@@ -136,7 +145,7 @@ class Router:
                 self._context.destroy(linger=0)
 
     def _forwarder(self, fleet: Fleet, suspects: Suspects[Server]) -> Forwarder:
-        return Forwarder(fleet, self.settings, self._session, self.metrics, suspects)
+        return Forwarder(fleet, self.settings, self._session, self.metrics, suspects, self.responses)
 
     def _subscribe(self, fleet: Fleet, server: Server) -> None:
         """Listen to a server that has (re)started."""
@@ -180,8 +189,10 @@ class Router:
         if row.is_ours and not is_ours(request):
             return forbidden()
         try:
+            tenant = self.tenant_rules.enter(row, request)
             async with self._bodies.read(request.stream()) as body:
-                response = await unless_gone(request, self._answer(row, await self._without_lines(row, body), request))
+                body = await self._without_lines(row, body)
+                response = await unless_gone(request, self._answer(row, body, request, tenant))
         except Refused as why:
             self.metrics.refused.labels(str(why.status)).inc()
             headers = {"connection": "close"} | ({"retry-after": "1"} if why.status == 503 else {})
@@ -192,15 +203,16 @@ class Router:
         # Nobody reads it.
         return response if response is not None else Response(status_code=499)
 
-    async def _answer(self, row: Row, body: bytes, request: Request) -> Response:
-        call = Call(row, request.method, target_of(request.scope), body, dict(request.headers))
+    async def _answer(self, row: Row, body: bytes, request: Request, tenant: KnownTenant | None) -> Response:
+        headers = self.tenant_rules.headers(tenant, request.headers)
+        call = Call(row, request.method, target_of(request.scope), body, headers, tenant)
         if row.to is not To.ONE:
             return await ask_all(self._session, self.settings.urls, call, timeout_s=self.settings.idle_timeout_s)
         if self.decodes is not None and not row.is_routable:
             if row.generates:
                 return error(f"no pair of servers answers {row.path}", "not_found", 404, form=row.form)
-            return await self.beside.forward(call, await self._read(row.path, body, request.headers))
-        asked = await self._read(row.path, body, request.headers)
+            return await self.beside.forward(call, await self._read(call))
+        asked = await self._read(call)
         if not asked.is_known:
             self.metrics.placed_by_load.labels(row.path).inc()
         return await self.forwarder.forward(call, asked)
@@ -213,30 +225,44 @@ class Router:
         if len(body) < LARGE_BYTES:
             body = lines.without(row, body)
         else:
-            body = await asyncio.get_running_loop().run_in_executor(self._reader, lines.without, row, body)
+            body = await self._beside(lines.without, row, body)
         self.metrics.dropped_lines.inc(lines.num_lines)
         return body
 
-    async def _read(self, path: str, body: bytes, headers: Mapping[str, str]) -> Asked:
-        """The request, with its tokens. A large one is read beside the loop, which others wait for."""
+    async def _read(self, call: Call) -> Asked:
+        """The request, with its tokens. A large one is read beside the loop, which others wait for.
+
+        Raises:
+            Refused: for what a tenant may not ask.
+        """
+        body, headers, salt = call.body, call.headers, call.tenant.salt if call.tenant is not None else None
         if len(body) < LARGE_BYTES:
-            read = prompt.read(path, body, headers)
+            read = prompt.read(call.row.path, body, headers, salt)
         else:
-            read = await asyncio.get_running_loop().run_in_executor(self._reader, prompt.read, path, body, headers)
-        held_at = self.forwarder.responses.holder(read.follows) if read.follows is not None else None
+            read = await self._beside(prompt.read, call.row.path, body, headers, salt)
+        self.tenant_rules.check(call.row, read, call.tenant)
+        held_at = self.responses.holder(read.follows, owner_of(call.tenant)) if read.follows is not None else None
         # A request that would only be refused costs no server a question.
         if self.forwarder.is_full:
             asked = Asked(read, read.token_ids, held_at)
         else:
             asked = await self.tokens.of(read, headers, held_at)
         if len(body) >= LARGE_BYTES:
-            await asyncio.get_running_loop().run_in_executor(self._reader, lambda: asked.pieces)
+            await self._beside(lambda: asked.pieces)
         return asked
+
+    async def _beside(self, work: Callable[..., T], *args: Any) -> T:
+        """What ``work`` gives, beside the loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._reader, work, *args)
 
     async def models(self, request: Request) -> Response:
         """The models of all servers that are up, each once."""
+        try:
+            tenant = self.tenant_rules.enter(BY_PATH[MODELS], request)
+        except Refused as why:
+            return error(why.message, why.kind, why.status)
         urls = [server.url for server in self.fleet.servers if server.takes_requests]
-        return await models.models(self._session, urls, request.headers)
+        return await models.models(self._session, urls, self.tenant_rules.headers(tenant, request.headers))
 
     # ---- its own -----------------------------------------------------------------------------------------------
 
@@ -248,6 +274,8 @@ class Router:
         return Response(status_code=200 if well else 503)
 
     async def render_metrics(self, request: Request) -> Response:
+        if not self.tenant_rules.may_see_metrics(request):
+            return forbidden()
         text = self.metrics.render(self.all_servers, self.forwarder.admission.num_waiting)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from banyan.router.paths import Row
@@ -19,21 +19,36 @@ NOT_SENT_ON = HOP_BY_HOP | {"host", "content-length", "expect"}
 
 
 @dataclass(frozen=True, slots=True)
+class KnownTenant:
+    """A request's tenant. ``salt``: of its pages. ``says``: headers by which the router tells a server."""
+
+    name: str
+    salt: str
+    says: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """``target``: the path with its query, as the client wrote them: a server must not read another path in them than
-    the router did. ``row``: what the table says of it."""
+    the router did. ``row``: what the table says of it. ``tenant``: None where the router knows no tenants."""
 
     row: Row
     method: str
     target: str
     body: bytes
     headers: Mapping[str, str]
+    tenant: KnownTenant | None = None
 
     def onward(self) -> dict[str, str]:
         """The headers that a server gets. A client's own word on where to read would not be this router's. And a
         compressed stream could not be ended with an event that says that it broke."""
         kept = {name: value for name, value in self.headers.items() if not _is_dropped(name.lower())}
-        return {**kept, "accept-encoding": "identity"}
+        return {**kept, "accept-encoding": "identity", **(self.tenant.says if self.tenant is not None else {})}
+
+
+def owner_of(tenant: KnownTenant | None) -> str:
+    """What tells whose a response is; all clients are one where there are no tenants."""
+    return tenant.name if tenant is not None else ""
 
 
 def target_of(scope: Mapping[str, Any]) -> str:

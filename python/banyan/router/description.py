@@ -55,6 +55,7 @@ class Description:
         borrows_from: the page servers where its ranks may ask for such.
         store: tells the store that its events are about from others; equal where servers use one together. "" where
             they tell of none.
+        tenants: tells the secret by which it believes a router's word of tenants; "" where it serves everybody.
     """
 
     num_ranks: int = 1
@@ -72,6 +73,7 @@ class Description:
     lends_at: Address | None = None
     borrows_from: tuple[Address, ...] = ()
     store: str = ""
+    tenants: str = ""
 
     @classmethod
     def read(cls, info: Mapping[str, Any], url: str) -> Description:
@@ -99,7 +101,8 @@ class Description:
                 tells_arena=bool(ranks_of_it) and all(state.get("tells_arena") for state in ranks_of_it),
                 lends_at=Address.parse(_reachable(str(kept[0]["address"]), url)) if kept else None,
                 borrows_from=_borrows_from(ranks_of_it),
-                store=_store(ranks_of_it),
+                store=_told_by_all(ranks_of_it, "tells_store"),
+                tenants=_told_by_all(ranks_of_it, "tenants"),
             )
             if not events or events.get("publisher") != "zmq":
                 return said
@@ -128,9 +131,9 @@ def _borrows_from(states: Sequence[Mapping[str, Any]]) -> tuple[Address, ...]:
     return tuple(Address.parse(str(page_server)) for page_server in states[0]["nodes"]["asked"])
 
 
-def _store(states: Sequence[Mapping[str, Any]]) -> str:
-    """The one that all of its ranks tell of."""
-    told = {str(state.get("tells_store") or "") for state in states}
+def _told_by_all(states: Sequence[Mapping[str, Any]], what: str) -> str:
+    """What all of its ranks tell alike."""
+    told = {str(state.get(what) or "") for state in states}
     return told.pop() if len(told) == 1 else ""
 
 

@@ -10,6 +10,7 @@ from banyan.router.paths import Form
 
 _ANTHROPIC_KINDS = {
     400: "invalid_request_error",
+    401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
     408: "request_timeout_error",

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from banyan.router.answers import error
 from banyan.router.asked_prompt import Asked
-from banyan.router.call import Call
+from banyan.router.call import Call, owner_of
 from banyan.router.fleet import Fleet, Place, Server
 from banyan.router.forms import error_event
 from banyan.router.held_responses import HeldResponses
@@ -80,6 +80,7 @@ class Forwarder:
         session: aiohttp.ClientSession,
         metrics: Metrics,
         suspects: Suspects[Server],
+        responses: HeldResponses,
     ) -> None:
         self._fleet = fleet
         self._suspects = suspects
@@ -87,7 +88,7 @@ class Forwarder:
         self._session = session
         self._metrics = metrics
         self._rate = Rate()
-        self.responses = HeldResponses()
+        self._responses = responses
         self.admission: Admission[Place] = Admission(settings.max_waiting, self._release)
 
     async def forward(self, call: Call, asked: Asked) -> Response:
@@ -121,7 +122,7 @@ class Forwarder:
             if failure is None:
                 self._suspects.answered(going.suspect)
                 if going.call.row.path == RESPONSES and sent.attempt.status == 200:
-                    self.responses.made(sent.attempt.first, place.target.server.url)
+                    self._responses.made(sent.attempt.first, place.target.server.url, owner_of(going.call.tenant))
                 return self._relay(sent)
             tried.append(failure)
             if (held := await self._held(sent, failure)) is not None:
@@ -166,7 +167,7 @@ class Forwarder:
         return failure
 
     async def _open(self, sent: Sent, going: SentRequest, tried: Sequence[Tried]) -> Tried | None:
-        self._metrics.placed(sent.place)
+        self._metrics.placed(sent.place, going.call.tenant)
         target = sent.place.target
         going = self._with_source(going, sent.place, tried)
         return await self._send(target.server, sent.attempt, going, rank=target.rank)

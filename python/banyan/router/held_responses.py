@@ -4,6 +4,7 @@
 Invariants
   1. ``MAX_HELD`` responses are known, those that were made or gone on from last, each as a hash.
   2. What is not known is nobody's: such a request is placed as any other, and refused by a server in its own words.
+  3. A tenant's responses are known to nobody else: ``owner`` is what tells tenants apart.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ class HeldResponses:
     def __len__(self) -> int:
         return len(self._holders)
 
-    def made(self, answer: bytes, server: str) -> None:
+    def made(self, answer: bytes, server: str, owner: str = "") -> None:
         """A server has begun to answer with these bytes."""
         found = _ID.search(answer[:START_BYTES])
         if found is not None:
-            self._keep(_digest(found[1]), server)
+            self._keep(_digest(found[1], owner), server)
 
-    def holder(self, response: str) -> str | None:
+    def holder(self, response: str, owner: str = "") -> str | None:
         """The server that has it; None where that is not known."""
-        digest = _digest(response.encode(errors="surrogatepass"))
+        digest = _digest(response.encode(errors="surrogatepass"), owner)
         server = self._holders.get(digest)
         if server is not None:
             self._keep(digest, server)
@@ -49,5 +50,5 @@ class HeldResponses:
         self._holders[digest] = server
 
 
-def _digest(response: bytes) -> bytes:
-    return hashlib.blake2b(response, digest_size=16).digest()
+def _digest(response: bytes, owner: str) -> bytes:
+    return hashlib.blake2b(response, key=owner.encode(), digest_size=16).digest()

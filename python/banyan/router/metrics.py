@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from banyan.router.blocks import STORE
+from banyan.router.call import KnownTenant
 from banyan.router.fleet import Place, Server
 from banyan.router.read_path import ReadPath
 from banyan.router.verdict import Outcome
@@ -43,6 +45,13 @@ class Metrics:
         self.placed_by_load = Counter(
             "placed_by_load", "Requests of whose prompt nothing was known, by path.", ("path",), **made
         )
+        tenant: dict[str, Any] = {"labelnames": ("tenant",), **made}
+        self.tenant_requests = Counter("tenant_requests", "Requests that were placed, by tenant.", **tenant)
+        self.tenant_prompt_tokens = Counter("tenant_prompt_tokens", "Tokens of their prompts, by tenant.", **tenant)
+        self.tenant_cached_tokens = Counter(
+            "tenant_cached_tokens", "Of these, expected in the cache of the chosen target, by tenant.", **tenant
+        )
+        self.tenants_stale = Gauge("tenants_stale", "1: --tenants-file is wrong, what it said before counts.", **made)
         self.dropped_lines = Counter("dropped_lines", "Lines that --drop-line took out of requests.", **made)
         self.event_batches = Counter("event_batches", "KV event batches, by server.", ("server",), **made)
         self.published_loads = Counter(
@@ -69,10 +78,21 @@ class Metrics:
         self._holes = Gauge("event_holes", "Times since a server's start when events were lost.", ("server",), **made)
         self._waiting = Gauge("waiting", "Requests that wait in the router.", **made)
 
-    def placed(self, place: Place) -> None:
+    def placed(self, place: Place, tenant: KnownTenant | None = None) -> None:
         self.chosen(place)
         self.prompt_tokens.inc(place.num_tokens)
         self.cached_tokens.inc(place.cached_tokens)
+        if tenant is not None:
+            self.tenant_requests.labels(tenant.name).inc()
+            self.tenant_prompt_tokens.labels(tenant.name).inc(place.num_tokens)
+            self.tenant_cached_tokens.labels(tenant.name).inc(place.cached_tokens)
+
+    def forget_tenants(self, names: Collection[str]) -> None:
+        """These are tenants no more: so there are never more labels than tenants in a file."""
+        for counter in (self.tenant_requests, self.tenant_prompt_tokens, self.tenant_cached_tokens):
+            for name in names:
+                with contextlib.suppress(KeyError):
+                    counter.remove(name)
 
     def chosen(self, place: Place) -> None:
         """A place whose prompt is counted elsewhere."""

@@ -26,6 +26,7 @@ from banyan.planner import Action
 from banyan.router.asked_prompt import Asked
 from banyan.router.fleet import Fleet, Place, Server
 from banyan.router.forward import Forwarder, Sent, SentRequest
+from banyan.router.held_responses import HeldResponses
 from banyan.router.metrics import Metrics
 from banyan.router.read_path import ReadPath, read_path
 from banyan.router.settings import Settings
@@ -63,8 +64,9 @@ class PairForwarder(Forwarder):
         session: aiohttp.ClientSession,
         metrics: Metrics,
         suspects: Suspects[Server],
+        responses: HeldResponses,
     ) -> None:
-        super().__init__(decodes, settings, session, metrics, suspects)
+        super().__init__(decodes, settings, session, metrics, suspects, responses)
         self._prefills = prefills
         self._halves: set[asyncio.Task[None]] = set()
 
@@ -92,7 +94,7 @@ class PairForwarder(Forwarder):
     async def _open(self, sent: Sent, going: SentRequest, tried: Sequence[Tried]) -> Tried | None:
         assert sent.place.beside is not None
         half = _Half(sent.place.beside, self._attempt(), self._read_path(sent, going, tried))
-        self._metrics.placed(half.place)
+        self._metrics.placed(half.place, going.call.tenant)
         self._metrics.chosen(sent.place)
         going = _in_a_room(self._with_source(going, half.place, tried), half, tried)
         self._begin(half, sent, going)

@@ -42,6 +42,7 @@ class Probes:
     Args:
         changed: called when requests that wait may have a place now.
         restarted: called with a server whose description is new.
+        tenants: what servers are to say of the secret by which they believe the router; "" for none.
     """
 
     def __init__(
@@ -52,12 +53,14 @@ class Probes:
         *,
         changed: Callable[[], None],
         restarted: Callable[[Server], None],
+        tenants: str = "",
     ) -> None:
         self._fleet = fleet
         self._settings = settings
         self._session = session
         self._changed = changed
         self._restarted = restarted
+        self._tenants = tenants
 
     async def watch(self, server: Server) -> None:
         """Look at a server's load again and again; bring it up when it can be."""
@@ -98,6 +101,8 @@ class Probes:
         description = Description.read(info, server.url)
         if description.role is not server.role:
             raise WrongRole(f"its --disaggregation-mode is {description.role.value}, not {server.role.value}")
+        if description.tenants != self._tenants:
+            raise WrongRole(_why_not_with_tenants(description.tenants, self._tenants))
         if self._fleet.described(server, description):
             self._restarted(server)
         await self._look_at_load(server)
@@ -121,6 +126,14 @@ class Probes:
 
     async def _get(self, server: Server, path: str, timeout_s: float) -> Any:
         return await ask(self._session, server, path, key=self._settings.api_key, timeout_s=timeout_s)
+
+
+def _why_not_with_tenants(said: str, expected: str) -> str:
+    if not expected:
+        return "it serves tenants (--banyan-tenant-secret-file): give the router --tenants-file"
+    if not said:
+        return "it keeps no tenants apart: give it --banyan-tenant-secret-file with the router's secret"
+    return "its --banyan-tenant-secret-file holds another secret than the router's --tenant-secret-file"
 
 
 async def ask(session: aiohttp.ClientSession, server: Server, path: str, *, key: str | None, timeout_s: float) -> Any:

@@ -18,6 +18,7 @@ from banyan.router.blocks import pack
 from banyan.router.chats import chat, converted, medium
 from banyan.router.paths import BY_PATH, COMPLETIONS, MESSAGES, OTHER, By
 from banyan.routing.conversation import conversation_of
+from banyan.routing.tenant_secret import salted
 
 RANK_FIELDS = ("routed_dp_rank", "data_parallel_rank")
 """Fields that pin a rank; the second is the old name of the first."""
@@ -51,6 +52,8 @@ class Request:
         cache_salt: keeps equal prompts apart; None for none.
         namespace: everything that keeps equal prompts apart, as text; "" for nothing.
         may_pin: whether the rank is the router's to name; a client's own pin stays.
+        is_read: whether the body could be read, where it tells anything.
+        names_response: whether the client gives the response its id.
     """
 
     token_ids: array[int] | None = None
@@ -62,6 +65,8 @@ class Request:
     cache_salt: str | None = None
     namespace: str = ""
     may_pin: bool = False
+    is_read: bool = False
+    names_response: bool = False
 
     @property
     def is_salted_only(self) -> bool:
@@ -73,25 +78,37 @@ class Request:
         return self.token_ids.tobytes() if self.token_ids is not None else self.text
 
 
-def read(path: str, body: bytes, headers: Mapping[str, str]) -> Request:
+def read(path: str, body: bytes, headers: Mapping[str, str], tenant_salt: str | None = None) -> Request:
     """Read a request to ``path``; one that says nothing is placed by load alone, and so is one that is larger than
-    ``MOST_READ_BYTES``: reading it would hold all others up."""
+    ``MOST_READ_BYTES``: reading it would hold all others up. ``tenant_salt``: None where there are no tenants."""
     row = BY_PATH.get(path, OTHER)
     fields = _fields(body) if row.by not in (By.LOAD, By.NOTHING) else {}
-    salt = fields.get("cache_salt")
     # Messages have neither, and SGLang passes over them.
-    salt = salt if isinstance(salt, str) and path != MESSAGES else None
+    salt = _salt(fields) if path != MESSAGES else None
+    session = _session(fields, headers)
+    if tenant_salt is not None:
+        salt = salted(tenant_salt, salt)
+        session = f"{tenant_salt} {session}" if session is not None else None
     names = () if path == MESSAGES else ("extra_key", "lora_path", "lora_name")
     return Request(
         **_prompt(path, row.by, fields),
-        session=_session(fields, headers),
+        session=session,
         cache_salt=salt,
         namespace="\0".join([salt or "", *(str(fields[name]) for name in names if fields.get(name))]),
         may_pin=row.is_routable
         and bool(fields)
         and all(fields.get(name) is None for name in RANK_FIELDS)
         and not any(name in headers for name in RANK_HEADERS),
+        is_read=bool(fields),
+        names_response=fields.get("request_id") is not None,
     )
+
+
+def _salt(fields: Mapping[str, Any]) -> str | None:
+    """That of the first prompt: a batch is placed by it."""
+    salt = fields.get("cache_salt")
+    salt = salt[0] if isinstance(salt, list) and salt else salt
+    return salt if isinstance(salt, str) else None
 
 
 def _fields(body: bytes) -> dict[str, Any]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from types import FrameType
 
 import uvicorn
@@ -48,5 +49,7 @@ def serve(settings: Settings) -> int:
         timeout_graceful_shutdown=int(settings.drain_timeout_s),
     )
     server = _Server(config, router)
+    if settings.tenants_file:
+        signal.signal(signal.SIGHUP, lambda *_: router.tenant_rules.read_again())
     server.run()
     return 0 if server.started else 1

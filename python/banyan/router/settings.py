@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from banyan import knobs
 from banyan.config import DEFAULT_POLICY, hot_rank_knob
 from banyan.knobs import above_zero, at_least, check, knob
+from banyan.owner import read_secret
+from banyan.router.tenants import Keys
 from banyan.routing import POLICIES
 
 MIB = 1 << 20
@@ -48,6 +51,7 @@ class Settings:
         body_timeout_s: in which a client has to send the whole of it.
         drain_timeout_s: how long running requests may take to end when the router stops.
         api_key: for the router's own questions to the servers; None for none.
+        tenant_secret: what ``tenant_secret_file`` holds.
     """
 
     servers: tuple[str, ...] = ()
@@ -156,11 +160,35 @@ class Settings:
     )
     body_timeout_s: float = 60.0
     drain_timeout_s: float = 60.0
-    api_key: str | None = None
+    tenants_file: str = knob(
+        "",
+        "--tenants-file",
+        ROUTER,
+        "Serve only who shows a key of this file, which keeps the prefixes of its tenants apart; mode 0600.",
+        metavar="PATH",
+        parse=os.path.abspath,
+        unset="none",
+    )
+    tenant_secret_file: str = knob(
+        "",
+        "--tenant-secret-file",
+        ROUTER,
+        "File with the secret by which servers believe whose a request is: their `--banyan-tenant-secret-file`.",
+        metavar="PATH",
+        parse=os.path.abspath,
+        unset="none",
+    )
+    api_key: str | None = field(default=None, repr=False)
+    tenant_secret: bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check(self)
         self._check_servers()
+        if bool(self.tenants_file) != bool(self.tenant_secret_file):
+            raise ValueError(
+                "--tenants-file, --tenant-secret-file: servers believe a router by the secret: give both, and the same "
+                "secret to each server as --banyan-tenant-secret-file"
+            )
 
     def _check_servers(self) -> None:
         if self.servers and (self.prefills or self.decodes):
@@ -200,13 +228,23 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def take_flags(args: argparse.Namespace) -> Settings:
     """Raises ValueError for a value out of range, naming the flag, and OSError for a file that cannot be read."""
-    return Settings(
+    taken = Settings(
         servers=_urls(args.server),
         prefills=_urls(args.prefill),
         decodes=_urls(args.decode),
         api_key=args.api_key_file.read_text().strip() if args.api_key_file is not None else None,
         **knobs.take_from(vars(args), Settings),
     )
+    if not taken.tenants_file:
+        return taken
+    try:
+        Keys.read(Path(taken.tenants_file))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--tenants-file {taken.tenants_file}: {error}") from None
+    try:
+        return replace(taken, tenant_secret=read_secret(Path(taken.tenant_secret_file)))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--tenant-secret-file {taken.tenant_secret_file}: {error}") from None
 
 
 def _urls(given: Sequence[str]) -> tuple[str, ...]:

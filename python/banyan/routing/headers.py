@@ -12,6 +12,9 @@ READ_HEADER = "x-banyan-read"
 SOURCE_HEADER = "x-banyan-source"
 """Says whose arenas have more of the prompt (``routing.hint.SourceHint``)."""
 
+TENANT_HEADER = "x-banyan-tenant"
+"""Says whose the request is (``routing.tenant_secret.TenantSecret``)."""
+
 HEADER_PREFIX = "x-banyan-"
 """Of all that Banyan's servers hear."""
 

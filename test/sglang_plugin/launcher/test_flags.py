@@ -387,3 +387,22 @@ def test_start_when_ranks_step_together_then_the_fullest_decides(spelling):
     assert carried["config"]["policy"] == "level"
     named = prepare_server_args([*attention, "--banyan-policy", "affinity"])
     assert runtime.bookkeeping(named)["config"]["policy"] == "affinity"
+
+
+@pytest.mark.parametrize(
+    ("more", "mode", "way_out"),
+    [
+        (["--is-embedding"], 0o600, "a server of its own"),
+        (["--smg-grpc-mode"], 0o600, "serve HTTP"),
+        (["--banyan-share", "off"], 0o600, "--banyan-share index"),
+        ([], 0o644, "chmod 600"),
+    ],
+)
+def test_start_when_a_server_cannot_keep_tenants_apart_then_refused(tmp_path, capsys, more, mode, way_out):
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"0123456789abcdef")
+    secret.chmod(mode)
+    with pytest.raises(SystemExit):
+        prepare_server_args([*BASE, "--enable-banyan", "--banyan-tenant-secret-file", str(secret), *more])
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("banyan: refused:")]
+    assert any("--banyan-tenant-secret-file" in line and way_out in line for line in lines)

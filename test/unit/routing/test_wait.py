@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from banyan.routing import Dispatcher, LoadReport, Prompt, Wait
@@ -134,3 +136,21 @@ def test_dispatcher_when_nothing_is_in_common_or_the_rank_is_gone_then_nobody_wa
     books.count(prompt(first), 0, 2.0)
     assert books.wait(prompt(range(300, 400)), (0, 1), 2.0) is None
     assert books.wait(prompt(first), (1,), 2.0) is None
+
+
+@given(
+    num_tokens=st.integers(1, 1 << 20),
+    held=st.integers(0, 1 << 20),
+    pending=st.integers(0, 1 << 20),
+    until=st.integers(0, 1 << 22),
+    behind=st.integers(0, 1 << 20),
+    unused=st.none() | st.integers(0, 1 << 20),
+)
+def test_wait_when_states_are_any_then_it_is_no_longer_than_twice_its_own_and_what_is_before_it(
+    num_tokens, held, pending, until, behind, unused
+):
+    # Whoever comes meanwhile passes it: a prompt that waited for longer would starve.
+    chosen = replace(FULL, unused_tokens=unused, pending_prefill_tokens=behind)
+    query = Query(turn=0, num_prompt_tokens=num_tokens)
+    wait = waited(query=query, held=min(held, num_tokens), pending=min(pending, num_tokens), until=until, chosen=chosen)
+    assert wait is None or wait.expected_s * BUSY.prefill_tokens_per_s <= 2 * num_tokens + behind

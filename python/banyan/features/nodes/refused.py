@@ -6,8 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from banyan.feature import Asked
+from banyan.owner import read_secret
 from banyan.refusals import page_server_slots_refusal, secret_refusal, spread_rank_refusal
-from banyan.transport.sealed.secret import read_secret
 
 
 def refusals(asked: Asked) -> list[str]:

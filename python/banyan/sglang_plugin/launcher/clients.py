@@ -14,7 +14,8 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope, decode_kv_hints_envelope
@@ -45,8 +46,15 @@ def admit(obj: Any, manager: Any) -> None:
     Raises:
         BadRequest: naming the field.
     """
-    try:
+    with refusing(obj):
         _check(obj, manager)
+
+
+@contextlib.contextmanager
+def refusing(obj: Any) -> Iterator[None]:
+    """In here a request may be refused."""
+    try:
+        yield
     except BadRequest:
         # SGLang reads it when a stream is over, from a request that it has not seen for itself. Without it the
         # connection breaks, under whoever uses it next.

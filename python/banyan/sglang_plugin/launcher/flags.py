@@ -27,8 +27,9 @@ from banyan.refusals.models import ModelFacts
 from banyan.refusals.modes import ModeFacts, mode_refusals
 from banyan.refusals.speculation import DraftFacts
 from banyan.refusals.start import store_refusal
+from banyan.refusals.tenants import TenantFacts, file_refusal, misfit_refusal, tenant_refusals
 from banyan.sglang_plugin import last_words, runtime, seams
-from banyan.sglang_plugin.launcher import cpu_engine
+from banyan.sglang_plugin.launcher import cpu_engine, tenants
 from banyan.store import look
 from banyan.store.location import FILE, HF3FS, StoreLocation, asked_scheme
 
@@ -96,11 +97,17 @@ def _turned_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
     runtime.log_as_asked(wanted, "main")
     wanted = _with_member_slots(wanted, layout)
     reasons = [*refusals(facts(args, wanted, layout)), *mode_refusals(modes(args))] if wanted.shares else []
-    reasons += [*_store_refusals(wanted), *features.lines(asked_of(args, wanted, layout))]
+    reasons += [
+        *_store_refusals(wanted),
+        *_tenant_refusals(wanted, args),
+        *features.lines(asked_of(args, wanted, layout)),
+    ]
     if reasons:
         runtime.refuse(*reasons)
     off = seams.unfit()
     if any(one.name == features.CORE for one in off):
+        if wanted.tenant_secret_file:
+            runtime.refuse(misfit_refusal(off[0].line))
         logger.warning("banyan: off, SGLang is not the one that it was written against: %s", off[0].line)
         return None
     wanted = _without(off, wanted, asked_of(args, wanted, layout))
@@ -175,7 +182,11 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
     for name, parts in features.installed().items():
         if runtime.is_on(name):
             parts.launched(asked_of(args, wanted, layout))
-    carried: dict[str, Any] = {"config": wanted.as_dict(), "ear": last_words.listen()}
+    carried: dict[str, Any] = {
+        "config": wanted.as_dict(),
+        "ear": last_words.listen(),
+        "tenants": tenants.name_of(wanted.tenant_secret_file),
+    }
     if wanted.shares:
         args.enable_unified_cache_external_linker = True
         args.unified_cache_external_linker_backend = "dynamic"
@@ -194,6 +205,22 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
         args.load_balance_method = HEARS_LOADS
     logger.info("banyan: on, share=%s, %s", wanted.share, layout.words())
     return carried
+
+
+def _tenant_refusals(wanted: Config, args: Any) -> list[str]:
+    """Why tenants cannot be served here."""
+    if not wanted.tenant_secret_file:
+        return []
+    facts = TenantFacts(
+        shares=wanted.shares,
+        is_embedding=bool(args.is_embedding),
+        speaks_grpc=bool(args.smg_grpc_mode or args.grpc_mode),
+    )
+    try:
+        tenants.name_of(wanted.tenant_secret_file)
+    except (OSError, ValueError) as error:
+        return [file_refusal(path=wanted.tenant_secret_file, error=error)]
+    return tenant_refusals(facts)
 
 
 def _store_refusals(wanted: Config) -> list[str]:

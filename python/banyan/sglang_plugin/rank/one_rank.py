@@ -284,6 +284,7 @@ class Rank:
             **self._lines.state(),
             "tells_arena": self.arena_events is not None,
             "tells_store": store_events.store_id if (store_events := self._store_events) is not None else "",
+            "tenants": runtime.tenants(),
             "hook_failures": faults.counts(),
             "features_off": runtime.features_off(),
         }

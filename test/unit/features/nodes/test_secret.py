@@ -2,7 +2,8 @@
 import pytest
 import zmq
 
-from banyan.transport.sealed.secret import Keys, read_secret
+from banyan.owner import read_secret
+from banyan.transport.sealed.secret import Keys
 
 
 @pytest.fixture

@@ -28,13 +28,14 @@ from banyan.features.nodes.remote_prefetches import RemotePrefetches
 from banyan.features.nodes.tcp import TcpCarrier
 from banyan.layout import BlockGeometry
 from banyan.layout.member_slots import MemberSlots
+from banyan.owner import read_secret
 from banyan.refusals import secret_refusal
 from banyan.refusals.start import page_server_refusal
 from banyan.routing.reads import LEAST_PART_TOKENS
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank.points import TierParts
 from banyan.telemetry import Counters
-from banyan.transport.sealed.secret import Keys, read_secret
+from banyan.transport.sealed.secret import Keys
 
 logger = logging.getLogger("banyan")
 

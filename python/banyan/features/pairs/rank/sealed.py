@@ -16,10 +16,11 @@ import zmq
 from sglang.srt.disaggregation.common import conn
 from sglang.srt.utils.network import get_zmq_socket_on_host
 
+from banyan.owner import read_secret
 from banyan.refusals import secret_refusal
 from banyan.sglang_plugin import runtime
 from banyan.transport.sealed import sealing
-from banyan.transport.sealed.secret import Keys, read_secret
+from banyan.transport.sealed.secret import Keys
 
 NOT_LET_IN = "one who does not know the secret of --banyan-secret-file is not let in"
 NOT_SPOKEN_TO = "a prefill server does not have this --banyan-secret-file: nothing is handed over from there"

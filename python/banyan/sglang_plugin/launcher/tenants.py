@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gives each request the salt of its tenant, where a router says whose it is; processes that answer HTTP.
+
+SGLang's forms of requests have a field for a salt, or none (Messages, Ollama's, transcriptions). Here all of them have
+become the request that SGLang's processes send each other, and its salt is set in one place.
+
+Invariants
+  1. On a server with ``--banyan-tenant-secret-file`` no prompt of a client's enters a cache without its tenant's salt:
+     a request whose router does not say it, or that cannot carry it, is answered with status 400. So is one for which
+     anything fails here.
+  2. What the server asks itself (its warm-up, health checks, a program that it runs in) shares with nobody.
+"""
+
+from __future__ import annotations
+
+import secrets
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from sglang.srt.managers.io_struct import GenerateReqInput
+from sglang.srt.managers.tokenizer_manager import ServerStatus
+
+from banyan import faults
+from banyan.owner import read_secret
+from banyan.routing.headers import TENANT_HEADER
+from banyan.routing.tenant_secret import SALT_CHARS, TenantSecret, salted
+from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.launcher import clients
+from banyan.sglang_plugin.prompt_refusals import BadRequest
+
+HEALTH_PATHS = ("/health", "/health_generate")
+
+
+def admit(obj: Any, request: Any, manager: Any) -> None:
+    """Give a request, of SGLang's type for generation or for embedding, its tenant's salt.
+
+    Raises:
+        BadRequest: in one line.
+    """
+    config = runtime.config()
+    if config is None or not config.tenant_secret_file:
+        return
+    with clients.refusing(obj):
+        try:
+            _admit(obj, request, manager, _tenant_secret(config.tenant_secret_file))
+        except BadRequest:
+            raise
+        except Exception as error:
+            # Whatever it is, no request is served without its salt.
+            faults.note("tenants.admit", error)
+            raise BadRequest("this server could not tell whose the request is: its log says why") from error
+
+
+def name_of(path: str) -> str:
+    """What a server says of its secret; "" where it has none.
+
+    Raises:
+        OSError, ValueError: when the file cannot be used.
+    """
+    return TenantSecret(read_secret(Path(path))).name if path else ""
+
+
+@lru_cache(maxsize=1)
+def _tenant_secret(path: str) -> TenantSecret:
+    return TenantSecret(read_secret(Path(path)))
+
+
+def _admit(obj: Any, request: Any, manager: Any, secret: TenantSecret) -> None:
+    if _is_own(request, manager):
+        if isinstance(obj, GenerateReqInput):
+            obj.cache_salt = secrets.token_hex(SALT_CHARS // 2)
+        return
+    salt = secret.heard(request.headers.get(TENANT_HEADER, ""))
+    if salt is None:
+        raise BadRequest("this server serves tenants: ask their router (banyan route --tenants-file), which knows them")
+    if not isinstance(obj, GenerateReqInput):
+        raise BadRequest("this server serves tenants, and SGLang has no salt for what asks for vectors or scores")
+    if obj.session_params is not None:
+        raise BadRequest("session_params: a session is found by its id, whoever asks: not for tenants")
+    obj.cache_salt = _salts(salt, obj.cache_salt)
+
+
+def _is_own(request: Any, manager: Any) -> bool:
+    """Whether no client asks. A warm-up comes by HTTP, before the server takes requests."""
+    return (
+        request is None or manager.server_status is ServerStatus.Starting or request.scope.get("path") in HEALTH_PATHS
+    )
+
+
+def _salts(salt: str, said: Any) -> str | list[str]:
+    own = said if isinstance(said, list) else [said]
+    if not all(one is None or isinstance(one, str) for one in own):
+        raise BadRequest("cache_salt: a text, or one for each prompt")
+    salts = [salted(salt, one) for one in own]
+    return salts if isinstance(said, list) else salts[0]

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the measurement of cold prompts sends, and what it makes of the answers."""
+
+from __future__ import annotations
+
+from benchmark.cold_prompts import BASE, figures, verdicts, work
+from benchmark.records import Answer
+
+SOME = work(num_requests=100, num_heads=3, tokens=64, share_cold=0.05, per_s=2.0, seed=1)
+
+
+def test_work_when_drawn_twice_then_it_is_the_same_and_one_in_twenty_is_cold():
+    assert work(num_requests=100, num_heads=3, tokens=64, share_cold=0.05, per_s=2.0, seed=1) == SOME
+    assert sum(SOME.is_cold) == 5 and list(SOME.at_s) == sorted(SOME.at_s)
+
+
+def test_prompts_when_cold_then_they_begin_as_no_other_and_warm_ones_as_a_head():
+    heads = set(SOME.heads)
+    for prompt, is_cold in zip(SOME.prompts, SOME.is_cold, strict=True):
+        assert len(prompt) == 64 and (prompt[:60] in heads) is not is_cold
+
+
+def answers(cold_s, warm_s):
+    times = [cold_s if is_cold else warm_s for is_cold in SOME.is_cold]
+    return [Answer(ttft_s=each, prompt_tokens=64, cached_tokens=32) for each in times]
+
+
+def test_figures_when_cold_prompts_wait_then_their_share_of_all_time_is_told():
+    found = figures(SOME, answers(57.0, 1.0))
+    assert found["cold_share_of_ttft"] == 0.75 and found["cached_share"] == 0.5 and not found["num_errors"]
+    assert (found["cold_ttft_s"]["p99"], found["warm_ttft_s"]["p50"]) == (57.0, 1.0)
+
+
+def test_verdicts_when_arms_were_repeated_then_ratios_are_of_medians_and_lpm_beside_its_own_arm():
+    runs = [
+        {"arm": arm, **figures(SOME, answers(cold_s * factor, warm_s))}
+        for factor in (0.5, 1.0, 2.0)
+        for arm, cold_s, warm_s in ((BASE, 10.0, 1.0), ("banyan", 5.0, 0.8), ("banyan, lpm", 20.0, 0.4))
+    ]
+    assert verdicts(runs)["banyan, lpm"] == {
+        "cold_p99_to_round_robin": 2.0,
+        "warm_p50_to_plain": 0.5,
+        "warm_p50_to_round_robin": 0.4,
+    }
