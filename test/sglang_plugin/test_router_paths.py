@@ -10,9 +10,10 @@ from starlette.routing import Match
 
 from banyan.router.paths import ROWS
 from banyan.routing.question import ASKABLE
+from banyan.routing.told import CACHE_PATH
 
-OPTIONAL = {"/dumper/{method}"}
-"""SGLang has them only where its environment asks for them."""
+OPTIONAL = {"/dumper/{method}", CACHE_PATH}
+"""SGLang has them only where its environment asks for them, or a server runs Banyan."""
 
 
 def routes():

@@ -5,7 +5,8 @@ Invariants
   1. Every frame is in exactly one state, and a key has at most one frame.
   2. Only resident frames are published on the frame table. A frame that is held, or that a peer reads, is never handed
      out.
-  3. What is in ``kept`` goes only when nothing else can: a page that is kept makes nobody wait.
+  3. What is in ``kept`` stays while it could not fill more than ``MOST_KEPT`` of the frames; where it could, it goes
+     when nothing else can.
   4. Of two pages that nobody asked for since they came, the one further from the root of its prefix goes first: the
      pages of a prefix queue for eviction in reverse, and a lease of a page is a lease of all pages before it.
 
@@ -20,11 +21,14 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Sequence
 from itertools import islice
 from typing import Protocol
 
 from banyan.ports import ArenaFrameTable
+
+MOST_KEPT = 0.5
+"""Of the frames, for pages that stay whoever needs room."""
 
 
 def frame_ids(numbers: bytes) -> list[int]:
@@ -55,7 +59,7 @@ class FrameWatch(Protocol):
 class Residency:
     """The frames of one rank's part of the arena. ``kept``: keys of pages that go last; it changes."""
 
-    def __init__(self, frame_table: ArenaFrameTable, num_frames: int, kept: Container[str] = ()) -> None:
+    def __init__(self, frame_table: ArenaFrameTable, num_frames: int, kept: Collection[str] = ()) -> None:
         self._frame_table = frame_table
         self._kept = kept
         self._watches: list[FrameWatch] = []
@@ -189,7 +193,7 @@ class Residency:
         victims: list[int] = []
         gone: list[str] = []
         self._choose(num_frames, victims, gone, self._kept)
-        if len(victims) < num_frames and self._kept:
+        if len(victims) < num_frames and len(self._kept) > MOST_KEPT * self.num_frames:
             self._choose(num_frames, victims, gone, ())
         self.num_evicted += len(victims)
         for watch in self._watches:

@@ -216,7 +216,16 @@ def test_evict_when_pages_are_kept_then_they_outlive_ten_times_the_arena_and_go_
     assert not {"a", "b"} & set(frame_table.key_of.values())
 
 
-def test_evict_when_only_kept_pages_are_left_then_they_go_the_end_of_the_prefix_first(
+def test_evict_when_half_is_kept_and_the_rest_is_held_then_fewer_frames_are_found(
+    frame_table: FakeFrameTable,
+) -> None:
+    residency = Residency(frame_table, 4, {"a", "b"})
+    fill(residency, "a", "b")
+    residency.hold(fill(residency, "x"))
+    assert len(residency.claim(3)) == 1 and {"a", "b", "x"} == set(frame_table.key_of.values())
+
+
+def test_evict_when_more_than_half_could_be_kept_then_it_goes_last_and_the_end_of_the_prefix_first(
     frame_table: FakeFrameTable,
 ) -> None:
     residency = Residency(frame_table, 3, {"a", "b", "c"})

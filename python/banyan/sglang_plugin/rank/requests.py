@@ -44,6 +44,11 @@ def look_ahead(num_tokens: int) -> None:
         _tokens_ahead, _page_keys = num_tokens, None
 
 
+def tokens_ahead() -> int:
+    """How many tokens behind a page its key depends on."""
+    return _tokens_ahead
+
+
 def register(req: Any) -> None:
     """Give the request an id of its own, and know it for as long as SGLang does."""
     req.banyan_id = request_id(req.rid, next(_numbers))

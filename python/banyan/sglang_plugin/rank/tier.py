@@ -9,7 +9,7 @@ A `HostTier` lives for one namespace; after a weights update the rank makes anot
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -102,7 +102,7 @@ class TierPlace:
     layers_per_read: int
     link_bytes_per_s: float
     counters: Counters
-    kept: Container[str]
+    kept: Collection[str]
 
 
 @dataclass(frozen=True, slots=True)
