@@ -9,8 +9,8 @@ from sglang.srt.entrypoints.http_server import app
 from starlette.routing import Match
 
 from banyan.router.paths import ROWS
+from banyan.routing.cache_path import CACHE_PATH
 from banyan.routing.question import ASKABLE
-from banyan.routing.told import CACHE_PATH
 
 OPTIONAL = {"/dumper/{method}", CACHE_PATH}
 """SGLang has them only where its environment asks for them, or a server runs Banyan."""

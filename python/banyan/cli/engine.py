@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from banyan.routing.told import CACHE_PATH
+from banyan.routing.cache_path import CACHE_PATH
 
 TIMEOUT_S = 600.0
 STREAM_END = b"[DONE]"

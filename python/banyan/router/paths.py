@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from banyan.routing.told import CACHE_PATH
+from banyan.routing.cache_path import CACHE_PATH
 
 
 class To(StrEnum):

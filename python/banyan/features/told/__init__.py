@@ -3,4 +3,4 @@
 
 from banyan.feature import Parts
 
-PARTS = Parts(page="told.md", flags=("told_share",), rank="banyan.features.told.rank.at_rank:register")
+PARTS = Parts(page="told.md", flags=("told_share",), rank="banyan.features.told.rank.told_rank:register")

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from banyan.config import MOST_TOLD_SHARE
-from banyan.features.told.budget import Budget
+from banyan.features.told.tenant_pages import TenantPages
 
 MOST_PREFIXES = 4096
 MOST_PAGES = 1 << 18
@@ -67,7 +67,7 @@ class Told:
         changed: Callable[[list[str], list[str]], None],
         clock: Callable[[], float],
     ) -> None:
-        self._all, self._pool = Budget(kept), Budget(kept_in_pool)
+        self._all, self._pool = TenantPages(kept), TenantPages(kept_in_pool)
         self._sizes = sizes
         self._share = share
         self._changed = changed

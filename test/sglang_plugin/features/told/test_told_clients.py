@@ -16,7 +16,7 @@ from test.sglang_plugin.rank.hooked import hooked
 
 from banyan.features.told.launcher import hints, route
 from banyan.features.told.session import name_of
-from banyan.routing.told import CACHE_PATH
+from banyan.routing.cache_path import CACHE_PATH
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.launcher import adapters
 from banyan.sglang_plugin.prompt_refusals import BadRequest
@@ -25,8 +25,8 @@ TOKENIZE = "sglang.srt.managers.tokenizer_manager.TokenizerManager._tokenize_one
 MESSAGES = "sglang.srt.entrypoints.anthropic.serving.AnthropicServing.handle_messages"
 
 
-class Manager:
-    """SGLang's, with ranks that answer as ``refuses`` has it, one each."""
+class Sglang:
+    """The process that clients reach, with ranks that answer as ``refuses`` has it, one each."""
 
     def __init__(self):
         self.model_config = SimpleNamespace(vocab_size=1000)
@@ -48,7 +48,7 @@ class Manager:
 def manager(monkeypatch):
     monkeypatch.setattr(runtime, "is_sharing", lambda: True)
     monkeypatch.setattr(adapters, "named_by", lambda extra_key, manager: extra_key == "adapter")
-    made = Manager()
+    made = Sglang()
     monkeypatch.setattr(http_server, "get_global_state", lambda: SimpleNamespace(tokenizer_manager=made))
     return made
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from banyan.features.told.cache_control import ttl_s_of
 from banyan.features.told.command import ACTION_VERSION, Action, Command
-from banyan.features.told.launcher.commands import tell
+from banyan.features.told.launcher.telling_ranks import tell
 from banyan.features.told.session import named_by
 from banyan.features.told.table import Refused
 from banyan.sglang_plugin import prompt_refusals, runtime

@@ -14,9 +14,9 @@ from fastapi.responses import JSONResponse
 from sglang.srt.entrypoints import http_server
 
 from banyan.features.told.command import Action, Command
-from banyan.features.told.launcher.commands import tell
+from banyan.features.told.launcher.telling_ranks import tell
 from banyan.features.told.table import Refused
-from banyan.routing.told import CACHE_PATH
+from banyan.routing.cache_path import CACHE_PATH
 from banyan.sglang_plugin import prompt_refusals, runtime
 from banyan.sglang_plugin.launcher import adapters
 

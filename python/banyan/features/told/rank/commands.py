@@ -9,7 +9,7 @@ from typing import Any
 from sglang.srt.managers.io_struct import DumperControlReqOutput
 
 from banyan.features.told.command import METHOD, Command
-from banyan.features.told.rank import at_rank
+from banyan.features.told.rank import told_rank
 from banyan.features.told.session import name_of
 from banyan.sglang_plugin import runtime
 
@@ -24,13 +24,13 @@ def around_dumper_control(original: Callable[..., Any], scheduler: Any, recv_req
 
 def after_close_session(result: Any, scheduler: Any, recv_req: Any) -> None:
     """A session is over: what was kept for it is kept no longer."""
-    rank = at_rank.installed()
+    rank = told_rank.installed()
     if rank is not None:
         rank.close(name_of(recv_req.session_id))
 
 
 def _answer(body: Any, cache: Any) -> DumperControlReqOutput:
-    rank = at_rank.installed()
+    rank = told_rank.installed()
     try:
         if rank is None or not runtime.is_sharing():
             raise ValueError("this server shares nothing")

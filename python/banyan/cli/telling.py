@@ -32,7 +32,9 @@ def add_parser(commands: Any) -> None:
         "cache", help="tell the cache what to keep: pin, retain, prefetch, demote, release, ls"
     )
     parser.set_defaults(run=run)
-    parser.add_argument("action", choices=ACTIONS, help="; ".join(f"{name}: {text}" for name, text in ACTIONS.items()))
+    parser.add_argument(
+        "action", choices=tuple(ACTIONS), help="; ".join(f"{name}: {text}" for name, text in ACTIONS.items())
+    )
     parser.add_argument(
         "--prompt-file",
         type=Path,

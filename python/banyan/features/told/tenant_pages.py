@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 
-class Budget:
+class TenantPages:
     """One tier's. ``kept`` is read elsewhere."""
 
     def __init__(self, kept: set[str]) -> None:

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from banyan import cli
-from banyan.cli import cache
+from banyan.cli import telling
 from banyan.cli.engine import EngineError
 
 
@@ -29,7 +29,7 @@ class Fake:
 
 @pytest.fixture
 def run(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(cache, "Engine", Fake)
+    monkeypatch.setattr(telling, "Engine", Fake)
 
     def run(*words, prompt=None):
         if prompt is not None:
