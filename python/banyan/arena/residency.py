@@ -182,12 +182,13 @@ class Residency:
             watch.evicted(gone)
             watch.emptied()
 
-    def demote(self, keys: Sequence[str]) -> None:
-        """Of the pages of a chain those that are resident go next, the last one first."""
-        frames = [self._frame_of[key] for key in keys if key in self._frame_of]
+    def demote(self, keys: Sequence[str]) -> int:
+        """Of the pages of a chain those that are resident, and not kept, go next, the last one first; how many."""
+        frames = [self._frame_of[key] for key in keys if key in self._frame_of and key not in self._kept]
         self._frame_table.take_touched(array("q", frames))
         for frame in frames:
             self._key_of.move_to_end(frame, last=False)
+        return len(frames)
 
     def _evict(self, num_frames: int) -> None:
         victims: list[int] = []

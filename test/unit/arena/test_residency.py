@@ -241,6 +241,6 @@ def test_demote_when_a_chain_is_demoted_then_its_end_goes_before_older_pages_tho
     fill(residency, "old")
     frames = fill(residency, "stem", "dead", "end")
     frame_table.touched.update(frames)
-    residency.demote(["dead", "end", "gone long ago"])
+    assert residency.demote(["dead", "end", "gone long ago"]) == 2
     fill(residency, "x", "y")
     assert set(frame_table.key_of.values()) == {"old", "stem", "x", "y"}

@@ -278,7 +278,7 @@ class HostTier:
         return self._partner.to_keep(keys)
 
     def demote(self, keys: Sequence[str]) -> None:
-        """Of the pages of a chain those in this part of the arena go next."""
+        """Of the pages of a chain those in this part of the arena go next, unless they are kept."""
         self._residency.demote(keys)
 
     def back_up(self, keys: Sequence[str]) -> None:

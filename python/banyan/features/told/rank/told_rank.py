@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -49,7 +49,6 @@ class ToldRank(Attachment):
     def __init__(self, rank: Rank, points: Points) -> None:
         global _at
         self._rank = rank
-        self._kept = points.kept
         self._is_stopped = False
         self._names = (f"told {number}" for number in itertools.count())
         self._told = Told(
@@ -102,7 +101,7 @@ class ToldRank(Attachment):
             case Action.PREFETCH:
                 return {"num_pages": len(keys), "num_pages_found": self._prefetch(keys)}
             case Action.DEMOTE:
-                self._demote([key for key in keys if key not in self._kept])
+                self._rank.kinds.demote(keys)
         return {"num_pages": len(keys)}
 
     def _prefetch(self, keys: list[str]) -> int:
@@ -113,11 +112,6 @@ class ToldRank(Attachment):
         if slots[int(keys[0][:8], 16) % len(slots)] == full.member_slots.own:
             self._rank.kinds.arrive(next(self._names), keys, _all_that_is_found)
         return full.tier.num_there(keys)
-
-    def _demote(self, keys: Sequence[str]) -> None:
-        for kind in self._rank.kinds:
-            if kind.tier is not None:
-                kind.tier.demote(keys)
 
     def _split_pool(self, command: Command, cache: Any, num_pages: int) -> None:
         """Have what is kept end a node of SGLang's tree, where the pool's victims are Banyan's."""
