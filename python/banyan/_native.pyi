@@ -735,6 +735,12 @@ class Store:
     def evict(self, num_pages: int) -> int:
         """Evict by policy from this writer's own records; how many went. What others stand behind stays."""
 
+    def keep(self, keys: list[str]) -> None:
+        """From now on these go only when nothing else of this writer's can, also those that are not there yet."""
+
+    def let_go(self, keys: list[str]) -> None:
+        """These go as any other."""
+
     def clear(self) -> int:
         """Withdraw every record of this writer's shelf, whatever stands behind it; how many. What is queued completes
         as "failed". When it returns, nobody on this node finds one of them and no restart brings one back; what others

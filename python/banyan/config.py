@@ -47,6 +47,7 @@ AUTO = "auto"
 PLAN_CHOICES = ("measured", "move")
 DEFAULT_PAGE_TOKENS = 16
 ADMIT_CHOICES = ("first", "second")
+DEFAULT_TOLD_SHARE, MOST_TOLD_SHARE = 0.1, 0.5
 KEEP_FOLDER = "/dev/shm/banyan"
 GIB = 1 << 30
 HTTP_APP_VARIABLE = "SGLANG_HTTP_SERVER_APP_PATH"
@@ -66,6 +67,11 @@ def addresses(values: tuple[str, ...]) -> str | None:
     except ValueError as error:
         return str(error)
     return None
+
+
+def told_share_of(value: float) -> str | None:
+    """A check: what is wrong with a share of a tier for one tenant."""
+    return None if 0 <= value <= MOST_TOLD_SHARE else f"a share from 0 to {MOST_TOLD_SHARE:g}"
 
 
 def hot_rank_knob(flag: str, group: str) -> float:
@@ -175,6 +181,16 @@ class Config:
         parse=os.path.abspath,
         const=KEEP_FOLDER,
         unset="not kept",
+    )
+    told_share: float = knob(
+        DEFAULT_TOLD_SHARE,
+        "--banyan-told-share",
+        TIERS,
+        """Share of a tier for the pages that one tenant wants kept; those of all tenants together may take half of it.
+        0: nothing is kept.""",
+        metavar="SHARE",
+        parse=float,
+        check=told_share_of,
     )
     store: tuple[str, ...] = knob(
         (),

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from banyan.config import SGLANG_POLICY, Config
+from banyan.config import DEFAULT_TOLD_SHARE, SGLANG_POLICY, Config
 from banyan.feature import Asked, Feature, Parts, StoreScheme
 from banyan.patches import Misfit
 from banyan.refusals.misfit import misfit_refusal
@@ -89,6 +89,14 @@ FEATURES: tuple[Feature, ...] = (
     _needed(
         "stores",
         lambda asked: "" if (scheme := _scheme(asked.config)) in FILE_SCHEMES else f"--banyan-store {scheme}://",
+        has_folder=True,
+    ),
+    Feature(
+        name="told",
+        instead="what clients say of prefixes that are to be kept is passed over",
+        needed_by=lambda asked: (
+            "--banyan-told-share" if asked.config.shares and asked.config.told_share != DEFAULT_TOLD_SHARE else ""
+        ),
         has_folder=True,
     ),
     Feature(

@@ -285,6 +285,18 @@ class Asked(Protocol[Found]):
         ...
 
 
+class KeepingStore(Protocol):
+    """A store that chooses itself what it evicts, and can be told what goes last."""
+
+    def keep(self, keys: list[str], /) -> None:
+        """From now on these go only when nothing else of this writer's can, also those that are not there yet."""
+        ...
+
+    def let_go(self, keys: list[str], /) -> None:
+        """These go as any other."""
+        ...
+
+
 class TellingStore(Protocol):
     """A store that can say what its writer has there: on a shelf of its own, with numbered places.
 

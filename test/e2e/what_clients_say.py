@@ -46,6 +46,8 @@ FORGED = {
 }
 NOPE = ("banyan.policy", {"policy": "nope"})
 
+TOLD = "`kv_hints`, `pin`, `retain`, `prefetch`, `demote`, `release`"
+
 SAMPLING = (
     "`sampling_params`: `temperature`, `repetition_penalty`, `top_k`, `logit_bias`, `stop_token_ids`, "
     "`max_new_tokens`, `min_new_tokens`"
@@ -58,6 +60,12 @@ GOOD: dict[str, tuple[Said, ...]] = {
     ),
     "`kv_hints`, `banyan.plan`": (_asked(("banyan.plan", {"action": "compute"})),),
     "`kv_hints`, other actions of `banyan.`": (_asked(("someone.else", {"key": "value"})),),
+    TOLD: (
+        _asked(("pin", {"ttl_s": 5}), ("retain", {}), ("release", {})),
+        _asked(("prefetch", {"input_ids": list(range(64))}), ("demote", {"input_ids": list(range(64))})),
+    ),
+    "`cache_control` of Messages": (Said({"cache_control": {"type": "ephemeral", "ttl": "1h"}}),),
+    "`/banyan/cache`": (),
     "`kv_hints` in all": (_asked(*(("someone.else", {}) for _ in range(64))),),
     "`input_ids`": (Said({"input_ids": [0, models.VOCABULARY - 1]}),),
     "`input_ids`, `text`": (Said({"input_ids": [5]}), Said({"input_ids": [[5], [6, 7]]})),
@@ -106,6 +114,14 @@ BAD: dict[str, tuple[Said, ...]] = {
         _asked(("banyan.read", {"node": "127.0.0.1:1", "first_token": 2**62})),
         _asked(("banyan.source", {"page_servers": ["127.0.0.1:1"] * 1000})),
     ),
+    TOLD: (
+        *(_asked(("pin", {"ttl_s": value})) for value in (0, -1, 1e9, "5", None)),
+        *(_asked(("prefetch", {"input_ids": ids})) for ids in ([], [-1], [models.VOCABULARY], [2**70], "x", [[1]])),
+        _asked(("pin", {"cache_salt": "of another"})),
+        _asked(("pin", {"input_ids": [1] * 100_000})),
+    ),
+    "`cache_control` of Messages": (Said({"cache_control": ["ephemeral"]}),),
+    "`/banyan/cache`": (),
     "`kv_hints` in all": (_asked(*(("someone.else", {}) for _ in range(65))),),
     "`input_ids`": (
         *(Said({"input_ids": ids}) for ids in ([1, 2**40], [2**31], [-1], [1, 2**63])),

@@ -28,6 +28,7 @@ NEEDING = {
     "nodes": Asked(config=Config(listen="127.0.0.1:7400", secret_file="secret")),
     "pairs": Asked(config=Config(), disaggregation_mode="prefill"),
     "stores": Asked(config=Config(store=("nixl+posix:///store",))),
+    "told": Asked(config=Config(told_share=0.2)),
     "windows": Asked(config=Config(), model=ModelFacts(architecture="Gemma", has_window=True)),
     "states": Asked(config=Config(), model=ModelFacts(architecture="Qwen", has_states=True)),
 }

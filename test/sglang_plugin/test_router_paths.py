@@ -9,10 +9,11 @@ from sglang.srt.entrypoints.http_server import app
 from starlette.routing import Match
 
 from banyan.router.paths import ROWS
+from banyan.routing.cache_path import CACHE_PATH
 from banyan.routing.question import ASKABLE
 
-OPTIONAL = {"/dumper/{method}"}
-"""SGLang has them only where its environment asks for them."""
+OPTIONAL = {"/dumper/{method}", CACHE_PATH}
+"""SGLang has them only where its environment asks for them, or a server runs Banyan."""
 
 
 def routes():

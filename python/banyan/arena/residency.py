@@ -5,7 +5,9 @@ Invariants
   1. Every frame is in exactly one state, and a key has at most one frame.
   2. Only resident frames are published on the frame table. A frame that is held, or that a peer reads, is never handed
      out.
-  3. Of two pages that nobody asked for since they came, the one further from the root of its prefix goes first: the
+  3. What is in ``kept`` stays while it could not fill more than ``MOST_KEPT`` of the frames; where it could, it goes
+     when nothing else can.
+  4. Of two pages that nobody asked for since they came, the one further from the root of its prefix goes first: the
      pages of a prefix queue for eviction in reverse, and a lease of a page is a lease of all pages before it.
 
 States of a frame: without memory --grow--> free --claim--> filling --publish--> resident --evict--> free, by way of
@@ -19,11 +21,14 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Container, Sequence
 from itertools import islice
 from typing import Protocol
 
 from banyan.ports import ArenaFrameTable
+
+MOST_KEPT = 0.5
+"""Of the frames, for pages that stay whoever needs room."""
 
 
 def frame_ids(numbers: bytes) -> list[int]:
@@ -52,10 +57,11 @@ class FrameWatch(Protocol):
 
 
 class Residency:
-    """The frames of one rank's part of the arena."""
+    """The frames of one rank's part of the arena. ``kept``: keys of pages that go last; it changes."""
 
-    def __init__(self, frame_table: ArenaFrameTable, num_frames: int) -> None:
+    def __init__(self, frame_table: ArenaFrameTable, num_frames: int, kept: Collection[str] = ()) -> None:
         self._frame_table = frame_table
+        self._kept = kept
         self._watches: list[FrameWatch] = []
         self._free = list(range(num_frames - 1, -1, -1))
         self._filling: set[int] = set()
@@ -176,23 +182,36 @@ class Residency:
             watch.evicted(gone)
             watch.emptied()
 
+    def demote(self, keys: Sequence[str]) -> int:
+        """Of the pages of a chain those that are resident, and not kept, go next, the last one first; how many."""
+        frames = [self._frame_of[key] for key in keys if key in self._frame_of and key not in self._kept]
+        self._frame_table.take_touched(array("q", frames))
+        for frame in frames:
+            self._key_of.move_to_end(frame, last=False)
+        return len(frames)
+
     def _evict(self, num_frames: int) -> None:
-        # Twice round: the first may only take the marks away.
-        num_to_examine = 2 * len(self._key_of)
         victims: list[int] = []
         gone: list[str] = []
+        self._choose(num_frames, victims, gone, self._kept)
+        if len(victims) < num_frames and len(self._kept) > MOST_KEPT * self.num_frames:
+            self._choose(num_frames, victims, gone, ())
+        self.num_evicted += len(victims)
+        for watch in self._watches:
+            watch.evicted(gone)
+        self._free += frame_ids(self._frame_table.retire(array("q", victims)))
+
+    def _choose(self, num_frames: int, victims: list[int], gone: list[str], kept: Container[str]) -> None:
+        # Twice round: the first may only take the marks away.
+        num_to_examine = 2 * len(self._key_of)
         while num_to_examine > 0 and len(victims) < num_frames and self._key_of:
             candidates = list(islice(self._key_of, num_frames - len(victims)))
             num_to_examine -= len(candidates)
             touched = set(frame_ids(self._frame_table.take_touched(array("q", candidates))))
             for frame in candidates:
-                if frame in touched or frame in self._holds:
+                if frame in touched or frame in self._holds or (kept and self._key_of[frame] in kept):
                     self._key_of.move_to_end(frame)
                 else:
                     victims.append(frame)
                     gone.append(self._key_of.pop(frame))
                     del self._frame_of[gone[-1]]
-        self.num_evicted += len(victims)
-        for watch in self._watches:
-            watch.evicted(gone)
-        self._free += frame_ids(self._frame_table.retire(array("q", victims)))

@@ -47,7 +47,7 @@ def _run_in_laboratory(name: str, words: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="banyan", description="One prefix cache over all ranks of an SGLang server.")
-    from banyan.cli import size, store, trace
+    from banyan.cli import size, store, telling, trace
     from banyan.router import settings
 
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -55,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_doctor(doctor)
     store.add_parsers(commands)
     size.add_parser(commands)
+    telling.add_parser(commands)
     route = commands.add_parser(
         "route",
         help="one address for several servers, each request where its prefix is",

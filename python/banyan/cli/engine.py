@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
+from banyan.routing.cache_path import CACHE_PATH
+
 TIMEOUT_S = 600.0
 STREAM_END = b"[DONE]"
 LOADS_PATH = "/v1/loads?include=core"
@@ -77,12 +79,26 @@ class Engine:
                         raise EngineError(f"{self._url}/generate: {piece['error']}")
                     yield piece
 
+    def tell_cache(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """Tell its cache what to do with a prompt; what became of it.
+
+        Raises:
+            EngineError: when it refuses.
+        """
+        said: dict[str, Any] = self._call(CACHE_PATH, command)
+        return said
+
+    def tokens(self, question: Mapping[str, Any]) -> list[int]:
+        """Those that the server makes of a prompt, a chat, or a request that a router may ask about."""
+        tokens: list[int] = self._call("/tokenize", question)["tokens"]
+        return tokens
+
     def set_trace_level(self, level: int) -> None:
         """From now on the server traces its requests in so much detail, where it was started with tracing; 0: none."""
         with self._answer(f"/set_trace_level?level={level}", None, {}):
             pass
 
-    def _call(self, path: str, body: dict[str, Any] | None = None) -> Any:
+    def _call(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         with self._answer(path, body, {}) as response:
             return json.loads(response.read())
 

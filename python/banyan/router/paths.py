@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from banyan.routing.cache_path import CACHE_PATH
+
 
 class To(StrEnum):
     """Who gets a request."""
@@ -108,6 +110,7 @@ _ANY_SERVER_ANSWERS = (
 
 _CONCERNS_ALL = (
     *_rows("/abort_request", To.EACH),
+    *_rows(CACHE_PATH, To.EACH),
     *_rows("/close_session", To.FINDER, methods=_GET_POST),
     *_rows("/v1/responses/{response_id}", To.FINDER, methods=_GET),
     *_rows("/v1/responses/{response_id}/cancel", To.FINDER),

@@ -62,12 +62,6 @@ def server_id() -> str:
     return str(carried["server"])
 
 
-def tenants() -> str:
-    """What this server says of the secret by which it believes whose a request is; "" where it serves everybody."""
-    carried = bookkeeping(get_server_args())
-    return "" if carried is None else str(carried.get("tenants", ""))
-
-
 def is_sharing() -> bool:
     """Whether this process shares pages (as opposed to: off, or on without sharing)."""
     active = config()

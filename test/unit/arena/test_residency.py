@@ -200,3 +200,47 @@ def test_watch_when_pages_come_and_go_then_it_knows_which_are_there(frame_table:
         assert told.present == set(residency.keys) == set(frame_table.key_of.values())
     residency.reset()
     assert told.num_emptied and residency.keys == []
+
+
+def test_evict_when_pages_are_kept_then_they_outlive_ten_times_the_arena_and_go_once_they_are_not(
+    frame_table: FakeFrameTable,
+) -> None:
+    kept = {"a", "b"}
+    residency = Residency(frame_table, 4, kept)
+    fill(residency, "a", "b")
+    for number in range(40):
+        fill(residency, f"scan {number}")
+    assert kept < set(frame_table.key_of.values())
+    kept.clear()
+    fill(residency, "c", "d", "e")
+    assert not {"a", "b"} & set(frame_table.key_of.values())
+
+
+def test_evict_when_half_is_kept_and_the_rest_is_held_then_fewer_frames_are_found(
+    frame_table: FakeFrameTable,
+) -> None:
+    residency = Residency(frame_table, 4, {"a", "b"})
+    fill(residency, "a", "b")
+    residency.hold(fill(residency, "x"))
+    assert len(residency.claim(3)) == 1 and {"a", "b", "x"} == set(frame_table.key_of.values())
+
+
+def test_evict_when_more_than_half_could_be_kept_then_it_goes_last_and_the_end_of_the_prefix_first(
+    frame_table: FakeFrameTable,
+) -> None:
+    residency = Residency(frame_table, 3, {"a", "b", "c"})
+    fill(residency, "a", "b", "c")
+    fill(residency, "x")
+    assert set(frame_table.key_of.values()) == {"a", "b", "x"}
+
+
+def test_demote_when_a_chain_is_demoted_then_its_end_goes_before_older_pages_though_it_was_touched(
+    frame_table: FakeFrameTable,
+) -> None:
+    residency = Residency(frame_table, 4)
+    fill(residency, "old")
+    frames = fill(residency, "stem", "dead", "end")
+    frame_table.touched.update(frames)
+    assert residency.demote(["dead", "end", "gone long ago"]) == 2
+    fill(residency, "x", "y")
+    assert set(frame_table.key_of.values()) == {"old", "stem", "x", "y"}

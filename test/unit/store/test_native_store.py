@@ -279,3 +279,19 @@ def test_identity_when_a_store_is_opened_again_or_by_others_then_the_same_and_of
     assert open_store(tmp_path / "other").identity != store.identity
     assert reader.moved(10) == beside.moved(10) == ([], []) and reader.own_pages(0, 10) is None
     assert beside.lookup(keys(1)).num_pages == 1 and not beside.own_pages(0, 10), "another writer's"
+
+
+def test_evict_when_pages_are_kept_then_all_others_go_before_them_and_they_too_where_nothing_else_is_left(
+    store: Store, memory: SharedBytes
+) -> None:
+    store.keep(keys(1, 2))
+    store.put(keys(1, 2, 3), None, memory, offsets(0, 1, 2))
+    store.put(keys(4), None, memory, offsets(3))
+    store.sync()
+    assert store.evict(2) == 2
+    assert (store.lookup(keys(1, 2)).num_pages, store.lookup(keys(4)).num_pages) == (2, 0)
+    assert store.evict(1) == 1 and store.lookup(keys(1, 2)).num_pages == 1
+    store.put(keys(5), None, memory, offsets(3))
+    store.let_go(keys(1, 2))
+    store.sync()
+    assert store.evict(1) == 1 and store.lookup(keys(5)).num_pages == 1

@@ -52,6 +52,18 @@ def admit(obj: Any, request: Any, manager: Any) -> None:
             raise BadRequest("this server could not tell whose the request is: its log says why") from error
 
 
+def salt_for(request: Any, said: str | None) -> str | None:
+    """The salt of a command about a prompt, which is no request of SGLang's; ``said``: the client's own.
+
+    Raises:
+        BadRequest: where no router says whose it is.
+    """
+    config = runtime.config()
+    if config is None or not config.tenant_secret_file:
+        return said
+    return salted(_tenant_of(request, _tenant_secret(config.tenant_secret_file)), said)
+
+
 def name_of(path: str) -> str:
     """What a server says of its secret; "" where it has none.
 
@@ -71,14 +83,19 @@ def _admit(obj: Any, request: Any, manager: Any, secret: TenantSecret) -> None:
         if isinstance(obj, GenerateReqInput):
             obj.cache_salt = secrets.token_hex(SALT_CHARS // 2)
         return
-    salt = secret.heard(request.headers.get(TENANT_HEADER, ""))
-    if salt is None:
-        raise BadRequest("this server serves tenants: ask their router (banyan route --tenants-file), which knows them")
+    salt = _tenant_of(request, secret)
     if not isinstance(obj, GenerateReqInput):
         raise BadRequest("this server serves tenants, and SGLang has no salt for what asks for vectors or scores")
     if obj.session_params is not None:
         raise BadRequest("session_params: a session is found by its id, whoever asks: not for tenants")
     obj.cache_salt = _salts(salt, obj.cache_salt)
+
+
+def _tenant_of(request: Any, secret: TenantSecret) -> str:
+    salt = secret.heard(request.headers.get(TENANT_HEADER, ""))
+    if salt is None:
+        raise BadRequest("this server serves tenants: ask their router (banyan route --tenants-file), which knows them")
+    return salt
 
 
 def _is_own(request: Any, manager: Any) -> bool:

@@ -68,6 +68,12 @@ class Kinds:
         for kind in self.beside:
             kind.arrive(request, coming)
 
+    def demote(self, keys: Sequence[str]) -> None:
+        """Of the pages of a chain those in this rank's part of the arena go next, unless they are kept."""
+        for kind in self:
+            if kind.tier is not None:
+                kind.tier.demote(keys)
+
     def _restorable(self, keys: Sequence[str], most: int) -> int:
         for kind in self.beside:
             most = kind.restorable(keys, most)

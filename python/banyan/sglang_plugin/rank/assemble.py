@@ -104,6 +104,7 @@ def assemble(
             page_tokens=setup.page_tokens,
             began_s=began_s,
             pseudonyms=Pseudonyms(carried["server"]),
+            tenants=str(carried.get("tenants", "")),
         ),
     )
 

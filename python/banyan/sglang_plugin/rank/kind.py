@@ -203,6 +203,7 @@ class Kind:
             layers_per_read=layers_per_read(config.store_layers_per_read, self.block.layer_bytes),
             link_bytes_per_s=self.access.link_bytes_per_s,
             counters=self._rank.counters,
+            kept=self._rank.points.kept,
         )
         partner = self._rank.points.partner(self)
         self.tier = HostTier(place, writable, partner, self._sources, self._rank.arena_events)

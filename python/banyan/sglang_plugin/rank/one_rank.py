@@ -64,6 +64,7 @@ class Rank:
     def __init__(self, parts: RankParts) -> None:
         self.kinds, self.cache, self.counters = parts.kinds, parts.cache, parts.setup.counters
         self.demand, self.dropped = parts.demand, parts.dropped
+        self.kept_in_pool = parts.setup.points.kept_in_pool
         self.layer_done_counter = parts.layer_wait
         self.arena_events = parts.setup.arena_events
         self.page_tokens = parts.setup.page_tokens
@@ -181,6 +182,8 @@ class Rank:
         self._access.poll()
         self.cache.poll()
         self._poll_tiers()
+        for attachment in self.attachments:
+            attachment.poll()
 
     def _poll_tiers(self) -> None:
         self.kinds.poll()
@@ -284,7 +287,6 @@ class Rank:
             **self._lines.state(),
             "tells_arena": self.arena_events is not None,
             "tells_store": store_events.store_id if (store_events := self._store_events) is not None else "",
-            "tenants": runtime.tenants(),
             "hook_failures": faults.counts(),
             "features_off": runtime.features_off(),
         }

@@ -85,6 +85,9 @@ class SourceAccess(Protocol):
 class Attachment:
     """What a feature has at a rank. What is not overridden is nothing."""
 
+    def poll(self) -> None:
+        """Go on with what is under way. Called all the time; never waits."""
+
     def stop(self) -> None:
         """Something that keeps wrong pages from being shared has failed: promise nothing any more."""
 
@@ -105,12 +108,15 @@ class Points:
         sources: each makes, for a kind of pages with an arena, what opens sources; or None.
         partner: who has a part in requests beside this rank, for a kind of pages.
         attach: each is given the rank that was put together.
+        kept: keys of pages that go last from the arena; ``kept_in_pool``: from the rank's pool. They change.
     """
 
     kinds: list[TakeApart] = field(default_factory=list)
     sources: list[Callable[[Site], SourceAccess | None]] = field(default_factory=list)
     partner: Callable[[Kind], Partner] = lambda kind: Partner()
     attach: list[Callable[[Rank], Attachment]] = field(default_factory=list)
+    kept: set[str] = field(default_factory=set)
+    kept_in_pool: set[str] = field(default_factory=set)
 
     def take_apart(self, components: set[Any], params: Any) -> RankPools:
         """The pools of this rank by kind. Refuses those that nobody knows."""

@@ -44,6 +44,11 @@ def look_ahead(num_tokens: int) -> None:
         _tokens_ahead, _page_keys = num_tokens, None
 
 
+def tokens_ahead() -> int:
+    """How many tokens behind a page its key depends on."""
+    return _tokens_ahead
+
+
 def register(req: Any) -> None:
     """Give the request an id of its own, and know it for as long as SGLang does."""
     req.banyan_id = request_id(req.rid, next(_numbers))
@@ -208,11 +213,18 @@ def _grown_keys(req: Any, page_tokens: int) -> list[str] | None:
 
 
 def _keys(req: Any, tokens: Sequence[int], page_tokens: int) -> list[str] | None:
+    return page_keys(tokens, page_tokens, extra_key=req.extra_key, cache_salt=req.cache_salt)
+
+
+def page_keys(
+    tokens: Sequence[int], page_tokens: int, *, extra_key: str | None, cache_salt: str | None
+) -> list[str] | None:
+    """The keys of all complete pages of tokens; None where Banyan could not know them."""
     global _page_keys
     if _page_keys is None:
         _page_keys = _native.PageKeys(page_tokens, NUM_REMEMBERED_CHUNKS, _tokens_ahead)
     try:
-        seed = namespace_seed(req.extra_key, req.cache_salt)
+        seed = namespace_seed(extra_key, cache_salt)
         return _page_keys.of(seed, np.asarray(tokens, dtype=np.int64))
     except (ValueError, OverflowError):
         # A negative token, or one of more than 63 bits, or a salt that is no Unicode: SGLang has no key for its page.

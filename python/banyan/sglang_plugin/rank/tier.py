@@ -9,7 +9,7 @@ A `HostTier` lives for one namespace; after a weights update the rank makes anot
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -92,7 +92,7 @@ def _told_of_store(events: ArenaEvents | None, store: PageStore | None) -> Store
 class TierPlace:
     """Where a tier is. ``peers`` reads every frame table of the node, also this rank's own pool; its copies land in
     this rank's part of the arena. ``link_bytes_per_s``: how fast pages move between pool and arena; 0.0: not
-    measured."""
+    measured. ``kept``: keys of pages that go last."""
 
     rank_table: _native.RankTable
     member_slots: MemberSlots
@@ -102,6 +102,7 @@ class TierPlace:
     layers_per_read: int
     link_bytes_per_s: float
     counters: Counters
+    kept: Collection[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,7 @@ class HostTier:
         )
         self._peers = place.peers
         self._growth = arena.growth
-        self._residency = Residency(self._frame_table, arena.num_backed)
+        self._residency = Residency(self._frame_table, arena.num_backed, place.kept)
         self._persistence = _keep(arena, place.namespace, self._residency, counters)
         self._events = _told(events, self._residency)
         self.store_events = _told_of_store(events, store)
@@ -275,6 +276,10 @@ class HostTier:
     def to_keep(self, keys: Sequence[str]) -> Sequence[str]:
         """What of a chain of pages goes to the arena here: of a pair, each may keep a part."""
         return self._partner.to_keep(keys)
+
+    def demote(self, keys: Sequence[str]) -> None:
+        """Of the pages of a chain those in this part of the arena go next, unless they are kept."""
+        self._residency.demote(keys)
 
     def back_up(self, keys: Sequence[str]) -> None:
         """This rank's pool has published a chain of pages."""

@@ -380,6 +380,16 @@ impl PyStore {
         self.store.evict(num_pages).map_err(to_py)
     }
 
+    fn keep(&self, keys: &Bound<'_, PyList>) -> PyResult<()> {
+        self.store.keep(&keys_of(keys)?);
+        Ok(())
+    }
+
+    fn let_go(&self, keys: &Bound<'_, PyList>) -> PyResult<()> {
+        self.store.let_go(&keys_of(keys)?);
+        Ok(())
+    }
+
     fn clear(&self, py: Python<'_>) -> PyResult<usize> {
         py.detach(|| self.store.clear()).map_err(to_py)
     }

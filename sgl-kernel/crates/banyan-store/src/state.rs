@@ -148,6 +148,8 @@ pub struct State {
     pub namespace: Namespace,
     pub catalog: Catalog,
     pub own: Option<Own>,
+    /// Pages that go only when nothing else can.
+    kept: HashSet<Key, KeyHash>,
     pub backlog: Backlog,
     pub outcomes: Vec<(Key, Outcome)>,
     pub permit: Permit,
@@ -175,6 +177,7 @@ impl State {
             namespace,
             catalog: Catalog::default(),
             own: None,
+            kept: HashSet::default(),
             backlog: Backlog::default(),
             outcomes: Vec::new(),
             permit: Permit::Open,
@@ -301,17 +304,35 @@ impl State {
         queue
     }
 
-    /// Evicts up to `count` own records by age.
+    /// From now on evict these only when nothing else can go, whether they are there already or not.
+    pub fn keep(&mut self, keys: &[Key]) {
+        self.kept.extend(keys);
+    }
+
+    pub fn let_go(&mut self, keys: &[Key]) {
+        for key in keys {
+            self.kept.remove(key);
+        }
+    }
+
+    /// Evicts up to `count` own records by age, those that are kept last.
     pub fn evict(&mut self, count: usize) -> usize {
         let Some(own) = &mut self.own else { return 0 };
         let mut num_evicted = 0;
+        let mut spares = !self.kept.is_empty();
         while num_evicted < count {
-            let (catalog, awaited) = (&self.catalog, &self.backlog.awaited);
+            let (catalog, awaited, kept) = (&self.catalog, &self.backlog.awaited, &self.kept);
             let stays = |record: &Record| {
                 let key = &record.identity.key;
-                catalog.has_children(key) || awaited.contains_key(key)
+                catalog.has_children(key)
+                    || awaited.contains_key(key)
+                    || (spares && kept.contains(key))
             };
             let Some((place, record)) = own.places.evict(&stays) else {
+                if spares {
+                    spares = false;
+                    continue;
+                }
                 break;
             };
             let generation = record.identity.generation;

@@ -366,6 +366,14 @@ impl Store {
         Ok(num_evicted)
     }
 
+    pub fn keep(&self, keys: &[Key]) {
+        self.shared.lock().keep(keys);
+    }
+
+    pub fn let_go(&self, keys: &[Key]) {
+        self.shared.lock().let_go(keys);
+    }
+
     pub fn drop_records(&self, keys: &[Key]) -> Result<usize> {
         self.check_open()?;
         let mut state = self.shared.lock();

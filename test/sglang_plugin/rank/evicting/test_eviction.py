@@ -116,6 +116,7 @@ def rig(monkeypatch, request):
         num_frames=8 * STRETCHES_PER_POOL,
         dropped=Dropped(),
         counters=Counters(),
+        kept_in_pool=set(),
     )
     eviction.after_init_cache_linker(None, cache, linker)
     return cache, elsewhere, linker
@@ -322,3 +323,48 @@ def test_fetch_when_room_is_made_for_it_then_what_it_pushes_out_is_counted(rig):
     cache.evict(PROMPT)
     assert linker.counters.displaced_pages == 16
     assert linker.counters.num_evicted_pages == 32
+
+
+def page_keys(cache, node):
+    core = cache.tree_core
+    return [*core.get_prefix_hash_values(node), *core.get_hash_values(node)]
+
+
+def test_evict_when_a_prefix_is_kept_then_it_outlives_ten_times_the_pool_and_goes_once_it_is_not(rig):
+    cache, _, linker = rig
+    node = cache.insert_as_sglang(prompt(0))
+    linker.kept_in_pool.update(page_keys(cache, node))
+    for number in range(1, 11):
+        cache.insert_as_sglang(prompt(number))
+        assert cache.evict(PROMPT) == PROMPT
+        assert cache.num_held(prompt(0)) == PROMPT
+    linker.kept_in_pool.clear()
+    cache.insert_as_sglang(prompt(11))
+    cache.evict(PROMPT)
+    assert cache.num_held(prompt(0)) == 0
+
+
+def test_evict_when_more_leaves_are_kept_than_a_walk_looks_at_then_another_one_goes(rig):
+    cache, _, linker = rig
+    for number in range(100):
+        linker.kept_in_pool.update(page_keys(cache, cache.insert_as_sglang(prompt(number))))
+    cache.insert_as_sglang(prompt(100))
+    assert cache.evict(PROMPT) == PROMPT
+    assert cache.num_held(prompt(100)) == 0
+
+
+def test_evict_when_all_is_kept_then_it_goes_all_the_same_and_the_walk_ends(rig):
+    cache, _, linker = rig
+    for number in range(1, 4):
+        linker.kept_in_pool.update(page_keys(cache, cache.insert_as_sglang([*prompt(0), *prompt(number)])))
+    assert cache.evict(100 * PAGE) == 4 * PROMPT
+    assert cache.tree_core.full_evictable_size() == 0
+
+
+def test_insert_when_the_beginning_of_a_prompt_is_kept_then_the_rest_of_it_goes_alone(rig):
+    cache, _, linker = rig
+    linker.kept_in_pool.update(page_keys(cache, cache.insert(prompt(0, 16)))[:4])
+    cache.evict(100 * PAGE)
+    cache.insert_as_sglang(prompt(0, 16))
+    assert cache.evict(12 * PAGE) == 12 * PAGE
+    assert cache.num_held(prompt(0, 16)) == 4 * PAGE

@@ -7,13 +7,18 @@ the tree names is passed on, so a locked node, which a running request uses, nev
 
 A leaf goes as a whole. So once pages have had to go, long runs of new pages are split (``banyan.planner.stretches``):
 by a match that ends where the split shall be, as the match of another prompt would.
+
+Leaves that end with a page that is kept are passed over while there is another one, and go last, the oldest first: so
+a page that is kept makes no request wait. The prefix that is kept ends a node of its own.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from itertools import takewhile
 from typing import Any
 
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
@@ -63,6 +68,7 @@ def after_init_cache_linker(result: None, cache: Any, linker: Any) -> None:
         dropped=linker.dropped,
         page_tokens=cache.page_size,
         num_frames=linker.num_frames,
+        kept=linker.kept_in_pool,
     )
 
 
@@ -101,6 +107,7 @@ class VictimChoice:
         copies_of: where else the pages of keys lie.
         shares: what a page costs to have again.
         num_frames: of the rank's pool.
+        kept: keys of pages that go last; it changes.
     """
 
     def __init__(
@@ -114,8 +121,12 @@ class VictimChoice:
         dropped: Dropped,
         page_tokens: int,
         num_frames: int,
+        kept: Container[str],
     ) -> None:
         self._core = core
+        self._kept = kept
+        self._spared: list[Any] = []
+        self._has_spared_gone = False
         self._copies_of = copies_of
         self._shares = shares
         self._demand = demand
@@ -146,9 +157,13 @@ class VictimChoice:
 
     def came(self, key: Any, result: Any, node_at: Callable[[Any], int]) -> None:
         """The pages of ``key`` are in the tree. ``node_at`` has a node end where a key does, and names it."""
-        if result.rotation_tail_declined or not self._counters.num_evicted_pages:
+        if result.rotation_tail_declined:
             return
         page = self._page_tokens
+        if self._kept and (num_behind := self._num_behind_kept(result.last_device_node)):
+            node_at(key[: (len(key) // page - num_behind) * page])
+        if not self._counters.num_evicted_pages:
+            return
         at = splits(result.prefix_len // page, len(key) // page, self._stretch_pages)
         stretches = [node_at(key[: number * page]) for number in at]
         if len(self._stretches) > MOST_STRETCHES_KNOWN:
@@ -162,9 +177,11 @@ class VictimChoice:
         self._has_begun = True
 
         def begin_again() -> None:
+            self._spared.clear()
             self._end(component)
             self._start(component, num_tokens)
 
+        self._begin_again = begin_again
         self._shares.refresh()
         self._walk = Walk(
             lambda: self._next_oldest(component), begin_again, self._look, self._looks, uncovers=self._uncovers
@@ -178,6 +195,13 @@ class VictimChoice:
         if tracker.get(component, 0) >= self._num_tokens:
             return self._next(component, tracker)
         self._chosen = self._walk.choose()
+        if self._chosen is None and not self._spared and self._has_spared_gone:
+            # Before a leaf that was kept and has gone there may be another one.
+            self._has_spared_gone = False
+            self._begin_again()
+            self._chosen = self._walk.choose()
+        if self._chosen is None and self._spared:
+            return self._next_spared()
         return self._last_step if self._chosen is None else self._steps.pop(self._chosen.node)
 
     def end(self, component: Any) -> None:
@@ -185,6 +209,8 @@ class VictimChoice:
         self._has_begun = False
         self._end(component)
         self._walk = self._chosen = self._last_step = None
+        self._spared.clear()
+        self._has_spared_gone = False
         self._steps.clear()
         self._tracker, self._num_gone = {}, 0
 
@@ -206,12 +232,27 @@ class VictimChoice:
             self._end(component)
 
     def _next_oldest(self, component: Any) -> int | None:
-        step = self._next(component, self._tracker)
-        if step.node_id is None:
-            self._last_step = step
-            return None
-        self._steps[step.node_id] = step
-        return int(step.node_id)
+        while True:
+            step = self._next(component, self._tracker)
+            if step.node_id is None:
+                self._last_step = step
+                return None
+            if not self._kept or self._core.get_last_hash_value(step.node_id) not in self._kept:
+                self._steps[step.node_id] = step
+                return int(step.node_id)
+            self._spared.append(step)
+
+    def _next_spared(self) -> Any:
+        step = self._spared.pop(0)
+        self._has_spared_gone = True
+        self._chosen = Leaf(step.node_id, self._core.get_last_hash_value(step.node_id), None, math.inf)
+        return step
+
+    def _num_behind_kept(self, node: int) -> int:
+        """How many pages of a node come behind its leading ones that are kept; 0 where none of them is."""
+        keys = self._core.get_hash_values(node)
+        num_kept = sum(1 for _ in takewhile(self._kept.__contains__, keys))
+        return len(keys) - num_kept if num_kept else 0
 
     def _uncovers(self, node: int) -> bool:
         if node not in self._stretches:

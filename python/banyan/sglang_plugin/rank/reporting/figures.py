@@ -28,6 +28,8 @@ class RankFigures:
     page_tokens: int
     began_s: float
     pseudonyms: Pseudonyms
+    tenants: str
+    """What the server says of the secret by which it believes whose a request is; "" where it serves everybody."""
 
     def counters_now(self) -> Counters:
         """The counters, with the control time up to this moment."""
@@ -70,6 +72,7 @@ class RankFigures:
             },
             **self.demand.state(),
             "up_s": round(time.monotonic() - self.began_s, 1),
+            "tenants": self.tenants,
         }
         # The only way out: nothing of a client's leaves by its own name.
         return self.pseudonyms.told(state)

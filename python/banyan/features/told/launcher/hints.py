@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What requests tell the cache: actions of SGLang's ``kv_hints``, and ``cache_control`` of Messages.
+
+An action is about the request's own prompt, or about the one whose tokens it names; in either case it is of the
+request's tenant. It is done before the request goes to a rank. ``cache_control`` is a wish: nobody waits for it, and
+what is over the budget is not kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from banyan.features.told.cache_control import ttl_s_of
+from banyan.features.told.command import ACTION_VERSION, Action, Command
+from banyan.features.told.launcher.telling_ranks import check, tell
+from banyan.features.told.session import named_by
+from banyan.features.told.table import Refused
+from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.launcher.prompt_tokens import is_only_asked_about
+from banyan.sglang_plugin.prompt_refusals import BadRequest
+
+ACTIONS = frozenset(Action) - {Action.LIST}
+MOST_WISHES = 64
+"""Of ``cache_control``, on their way to the ranks at once. What comes on top is not told."""
+
+_ttl_s: ContextVar[float | None] = ContextVar("banyan_cache_control_ttl", default=None)
+_wishes: set[asyncio.Task[None]] = set()
+
+
+async def around_handle_messages(
+    original: Callable[..., Awaitable[Any]], serving: Any, request: Any, raw_request: Any, *args: Any, **named: Any
+) -> Any:
+    """SGLang drops ``cache_control`` when it reads a request: note what it says."""
+    if runtime.is_sharing():
+        # It has read the body, and keeps it.
+        fields = await raw_request.json()
+        _ttl_s.set(ttl_s_of(fields) if isinstance(fields, dict) else None)
+    return await original(serving, request, raw_request, *args, **named)
+
+
+async def around_tokenize_one_request(original: Callable[..., Awaitable[Any]], manager: Any, obj: Any) -> Any:
+    """A request's tokens are known: tell the ranks what it says of them.
+
+    Raises:
+        BadRequest: for a malformed action, and where a rank refuses it.
+    """
+    tokenized = await original(manager, obj)
+    if not runtime.is_sharing() or is_only_asked_about():
+        return tokenized
+    for action, payload in _said(obj):
+        try:
+            await tell(manager, _command(action, payload, tokenized, manager))
+        except ValueError as error:
+            raise BadRequest(f"kv_hints: {action}: {error}") from error
+    ttl_s = _ttl_s.get()
+    if ttl_s is not None and len(_wishes) < MOST_WISHES and _is_known_by_tokens(tokenized):
+        payload = {"ttl_s": ttl_s}
+        with contextlib.suppress(ValueError):
+            _begin(_wish(manager, _command(Action.RETAIN, payload, tokenized, manager)))
+    return tokenized
+
+
+def _said(obj: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    hints = getattr(obj, "kv_hints", None)
+    # Those of several prompts are taken apart by SGLang before.
+    for action in getattr(hints, "actions", ()):
+        if action.action_type in ACTIONS and action.action_version == ACTION_VERSION:
+            yield action.action_type, action.payload
+
+
+def _command(action: str, payload: dict[str, Any], tokenized: Any, manager: Any) -> Command:
+    if not set(payload) <= {"ttl_s", "input_ids"}:
+        raise ValueError("what it may say is ttl_s and input_ids")
+    is_own = payload.get("input_ids") is None
+    if is_own and not _is_known_by_tokens(tokenized):
+        raise ValueError("a prompt for a LoRA adapter, or with images and the like, is not known by its tokens")
+    command = Command.of(
+        {
+            **payload,
+            "action": action,
+            "input_ids": list(tokenized.input_ids) if is_own else payload["input_ids"],
+            "cache_salt": tokenized.cache_salt,
+            "extra_key": tokenized.extra_key,
+            "session": named_by(tokenized),
+        }
+    )
+    check(command, manager)
+    return command
+
+
+def _is_known_by_tokens(tokenized: Any) -> bool:
+    """Whether tokens, salt and extra key name the prompt's pages."""
+    has_more = getattr(tokenized, "mm_inputs", None) is not None or getattr(tokenized, "lora_id", None) is not None
+    return not has_more and tokenized.input_ids is not None
+
+
+def _begin(wish: Any) -> None:
+    task = asyncio.ensure_future(wish)
+    _wishes.add(task)
+    task.add_done_callback(_wishes.discard)
+
+
+async def _wish(manager: Any, command: Command) -> None:
+    with contextlib.suppress(Refused):
+        await tell(manager, command)

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The prefixes that a rank was told to keep: for whom, how firmly, until when. Pure; one thread.
+
+All ranks of a server are told the same in the same order. Each keeps of it what it has, in its pool, its part of the
+arena and its part of the store.
+
+Invariants
+  1. Nothing is kept beyond its time: ``expire`` is called all the time.
+  2. A pin that was granted stays until its time is over or it is released. What is retained makes room for pins, and
+     for what is retained later, the oldest first.
+  3. A tenant keeps at most its share of the pages; all tenants together ``MOST_TOLD_SHARE`` of them, in at most
+     ``MOST_PREFIXES`` prefixes.
+  4. In the pool a prefix is kept whole or not at all, as far as the share of the pool goes.
+
+A prefix: kept -> (told again) kept -> let go: released, expired, its session closed, displaced, or part of a longer one
+of the same tenant that is kept at least as firmly and as long.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from banyan.config import MOST_TOLD_SHARE
+from banyan.features.told.tenant_pages import TenantPages
+
+MOST_PREFIXES = 4096
+MOST_PAGES = 1 << 18
+"""For all tenants: their keys take some 100 MB."""
+
+
+class Refused(ValueError):
+    """What is not kept: one line."""
+
+
+@dataclass(slots=True, eq=False)
+class Prefix:
+    """``keys``: of its pages. ``is_pin``: it does not make room."""
+
+    tenant: str
+    keys: Sequence[str]
+    is_pin: bool
+    expires_s: float
+    session: str | None
+    is_in_pool: bool = False
+
+
+class Told:
+    """One rank's.
+
+    Args:
+        kept, kept_in_pool: read by those who evict.
+        sizes: pages that the largest tier of the node has room for, and the rank's pool; the arena may grow.
+        share: of either, for a tenant.
+        changed: told of pages that are kept from now on, and of those that are not any more.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        kept: set[str],
+        kept_in_pool: set[str],
+        *,
+        sizes: Callable[[], tuple[int, int]],
+        share: float,
+        changed: Callable[[list[str], list[str]], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._all, self._pool = TenantPages(kept), TenantPages(kept_in_pool)
+        self._sizes = sizes
+        self._share = share
+        self._changed = changed
+        self._clock = clock
+        self._prefixes: dict[tuple[str, str], Prefix] = {}  # the oldest first
+        self._next_s = math.inf
+        self.num_refused = 0
+
+    def __iter__(self) -> Iterator[Prefix]:
+        return iter(self._prefixes.values())
+
+    def __len__(self) -> int:
+        return len(self._prefixes)
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that are kept, wherever they lie."""
+        return self._all.num_kept
+
+    @property
+    def num_pool_pages(self) -> int:
+        """Of these, those that the pool keeps."""
+        return self._pool.num_kept
+
+    def pin(self, tenant: str, keys: Sequence[str], ttl_s: float, session: str | None = None) -> None:
+        """Keep a chain of pages for so long.
+
+        Raises:
+            Refused: when it is more than the tenant may keep, or more than is left.
+        """
+        self._begin()
+        num_new = self._all.num_new(tenant, keys)
+        if num_new <= self._all.room(tenant) + self._num_yielding(tenant):
+            # Of what makes room, some may be pages of this very chain.
+            self._displace(tenant, num_new)
+            num_new = self._all.num_new(tenant, keys)
+        if num_new > self._all.room(tenant):
+            self.num_refused += 1
+            raise Refused(self._too_much(tenant, num_new))
+        if len(self._prefixes) >= MOST_PREFIXES and not self._drop_oldest(None):
+            self.num_refused += 1
+            raise Refused(f"{MOST_PREFIXES} prefixes are pinned, and that is the most")
+        self._add(Prefix(tenant, keys, True, self._clock() + ttl_s, session))
+
+    def retain(self, tenant: str, keys: Sequence[str], ttl_s: float, session: str | None = None) -> int:
+        """Keep as much of the beginning of a chain as there is room for; how many pages."""
+        self._begin()
+        pinned = self._prefixes.get((tenant, keys[-1]))
+        if pinned is not None and pinned.is_pin:
+            return len(keys)
+        self._displace(tenant, self._all.num_new(tenant, keys))
+        num_new = self._all.num_new(tenant, keys)
+        num_pages = len(keys) - num_new + min(num_new, max(0, self._all.room(tenant)))
+        if not num_pages or (len(self._prefixes) >= MOST_PREFIXES and not self._drop_oldest(None)):
+            return 0
+        self._add(Prefix(tenant, keys[:num_pages], False, self._clock() + ttl_s, session))
+        return num_pages
+
+    def release(self, tenant: str, keys: Sequence[str]) -> int:
+        """Keep nothing any more of what begins a chain, or continues it; how many prefixes that were."""
+        return self._drop([one for one in self if one.tenant == tenant and _is_one_chain(one.keys, keys)])
+
+    def close(self, session: str) -> list[Prefix]:
+        """A session is over: what was kept for it is kept no longer."""
+        over = [one for one in self if one.session == session]
+        self._drop(over)
+        return over
+
+    def expire(self) -> None:
+        """Let go of what has been kept for its time."""
+        now_s = self._clock()
+        if now_s >= self._next_s:
+            self._drop([one for one in self if one.expires_s <= now_s])
+            self._next_s = min((one.expires_s for one in self), default=math.inf)
+
+    def _begin(self) -> None:
+        self.expire()
+        num_pages, pool_pages = self._sizes()
+        self._all.bound(min(MOST_PAGES, int(MOST_TOLD_SHARE * num_pages)), int(self._share * num_pages))
+        self._pool.bound(int(MOST_TOLD_SHARE * pool_pages), int(self._share * pool_pages))
+
+    def _add(self, new: Prefix) -> None:
+        superfluous = [one for one in self if _takes_in(new, one)]
+        came = self._all.keep(new.tenant, new.keys)
+        new.is_in_pool = self._pool.num_new(new.tenant, new.keys) <= self._pool.room(new.tenant)
+        if new.is_in_pool:
+            self._pool.keep(new.tenant, new.keys)
+        self._drop(superfluous)
+        self._prefixes[new.tenant, new.keys[-1]] = new
+        self._next_s = min(self._next_s, new.expires_s)
+        if came:
+            self._changed(came, [])
+
+    def _drop(self, prefixes: Sequence[Prefix]) -> int:
+        gone: list[str] = []
+        for one in prefixes:
+            del self._prefixes[one.tenant, one.keys[-1]]
+            if one.is_in_pool:
+                self._pool.let_go(one.tenant, one.keys)
+            gone += self._all.let_go(one.tenant, one.keys)
+        if gone:
+            self._changed([], gone)
+        return len(prefixes)
+
+    def _num_yielding(self, tenant: str) -> int:
+        """Pages, at most, that a tenant's pin can have for it, of what is only retained."""
+        own = sum(len(one.keys) for one in self if one.tenant == tenant and not one.is_pin)
+        if self._all.most_of_tenant - self._all.num_of(tenant) <= self._all.room(tenant):
+            return own
+        return max(own, sum(len(one.keys) for one in self if not one.is_pin))
+
+    def _displace(self, tenant: str, num_pages: int) -> None:
+        """Make room for so many pages of a tenant, as far as what is retained can make it."""
+        while num_pages > self._all.room(tenant):
+            is_own_limit = num_pages > self._all.most_of_tenant - self._all.num_of(tenant)
+            if not self._drop_oldest(tenant if is_own_limit else None):
+                return
+
+    def _drop_oldest(self, tenant: str | None) -> bool:
+        """Let go of what was retained first, of one tenant or of all; False where nothing is."""
+        retained = (one for one in self if not one.is_pin and tenant in (None, one.tenant))
+        oldest = next(retained, None)
+        return oldest is not None and self._drop([oldest]) > 0
+
+    def _too_much(self, tenant: str, num_new: int) -> str:
+        most, num_kept = self._all.most_of_tenant, self._all.num_of(tenant)
+        if num_new + num_kept > most:
+            return (
+                f"{num_new} pages more are over the budget of {most} pages that a tenant may pin, of which {num_kept} "
+                f"are pinned: release some, or start the server with more than --banyan-told-share {self._share:g}"
+            )
+        return (
+            f"{num_new} pages more are over what all tenants together may pin, {self.num_pages} of which are pinned: "
+            "try again when some have expired"
+        )
+
+
+def _is_one_chain(keys: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether one begins the other: the key of a page stands for all before it."""
+    last = min(len(keys), len(others)) - 1
+    return keys[last] == others[last]
+
+
+def _takes_in(new: Prefix, old: Prefix) -> bool:
+    """Whether the one that is told now makes the other superfluous."""
+    if new.tenant != old.tenant or len(old.keys) > len(new.keys) or not _is_one_chain(old.keys, new.keys):
+        return False
+    return len(old.keys) == len(new.keys) or (
+        (new.is_pin or not old.is_pin) and new.expires_s >= old.expires_s and new.session == old.session
+    )

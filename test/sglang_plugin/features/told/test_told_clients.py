@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What clients tell the cache, in the process that they reach: what goes to the ranks, and what is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from sglang.srt.entrypoints import http_server
+from sglang.srt.managers.io_struct import DumperControlReqOutput
+from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
+from test.sglang_plugin.rank.hooked import hooked
+
+from banyan.config import Config
+from banyan.features.told.launcher import hints, route
+from banyan.features.told.session import name_of
+from banyan.routing.cache_path import CACHE_PATH
+from banyan.routing.headers import TENANT_HEADER
+from banyan.routing.tenant_secret import TenantSecret
+from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.launcher import adapters, tenants
+from banyan.sglang_plugin.prompt_refusals import BadRequest
+
+TOKENIZE = "sglang.srt.managers.tokenizer_manager.TokenizerManager._tokenize_one_request"
+MESSAGES = "sglang.srt.entrypoints.anthropic.serving.AnthropicServing.handle_messages"
+
+
+class Sglang:
+    """The process that clients reach, with ranks that answer as ``refuses`` has it, one each."""
+
+    def __init__(self):
+        self.model_config = SimpleNamespace(vocab_size=1000)
+        self.context_len = 4096
+        self.tokenizer = SimpleNamespace(encode=lambda text: list(text.encode()))
+        self.refuses, self.told = ["", ""], []
+
+    def auto_create_handle_loop(self):
+        pass
+
+    async def dumper_control(self, asked):
+        self.told.append(asked.body)
+        return [
+            DumperControlReqOutput(success=not line, response=[] if line else [{"num_pages": 1}], error=line)
+            for line in self.refuses
+        ]
+
+
+@pytest.fixture
+def manager(monkeypatch):
+    monkeypatch.setattr(runtime, "is_sharing", lambda: True)
+    monkeypatch.setattr(runtime, "config", Config)
+    monkeypatch.setattr(adapters, "named_by", lambda extra_key, manager: extra_key == "adapter")
+    made = Sglang()
+    monkeypatch.setattr(http_server, "get_global_state", lambda: SimpleNamespace(tokenizer_manager=made))
+    return made
+
+
+def ask(manager, *actions, tokenized=None, **more):
+    """A request with these actions comes."""
+    listed = [
+        {"action_id": "a", "action_type": kind, "action_version": version, "payload": payload}
+        for kind, version, payload in actions
+    ]
+    envelope = {"protocol_version": "1", "message_id": "m", "actions": listed}
+    obj = SimpleNamespace(kv_hints=decode_kv_hints_envelope(envelope) if actions else None)
+    fields = {"input_ids": [1, 2, 3], "cache_salt": "s", "extra_key": None, "mm_inputs": None, "lora_id": None, **more}
+    tokenized = SimpleNamespace(**fields)
+
+    async def original(manager, obj):
+        return tokenized
+
+    async def run():
+        assert await hooked(TOKENIZE, original)(manager, obj) is tokenized
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+def test_action_when_it_names_no_prompt_then_it_is_of_the_requests_own_and_always_of_its_tenant(manager):
+    ask(manager, ("pin", "1", {"ttl_s": 60}), ("prefetch", "1", {"input_ids": [7, 8]}), session_id="talk")
+    pin, prefetch = manager.told
+    assert (pin["action"], pin["input_ids"], pin["ttl_s"], pin["cache_salt"]) == ("pin", [1, 2, 3], 60, "s")
+    assert (prefetch["action"], prefetch["input_ids"], prefetch["cache_salt"]) == ("prefetch", [7, 8], "s")
+    assert pin["session"] == name_of("talk")
+
+
+def test_action_when_it_is_not_known_or_of_another_version_or_nothing_is_shared_then_passed_over(manager, monkeypatch):
+    ask(manager, ("pin", "2", {}), ("someone.pins", "1", {}), ("list", "1", {}))
+    monkeypatch.setattr(runtime, "is_sharing", lambda: False)
+    ask(manager, ("pin", "1", {}))
+    assert manager.told == []
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [{"ttl_s": "x"}, {"ttl_s": 0}, {"input_ids": [5000]}, {"input_ids": 5}, {"input_ids": []}, {"cache_salt": "other"}],
+)
+def test_action_when_malformed_then_400_and_no_rank_hears_of_it(manager, payload):
+    with pytest.raises(BadRequest, match="kv_hints: pin: "):
+        ask(manager, ("pin", "1", payload))
+    assert manager.told == []
+
+
+@pytest.mark.parametrize("more", [{"lora_id": "x"}, {"mm_inputs": object()}])
+def test_pin_when_its_prompt_is_more_than_tokens_then_400(manager, more):
+    with pytest.raises(BadRequest, match="not known by its tokens"):
+        ask(manager, ("pin", "1", {}), **more)
+
+
+def test_pin_when_one_rank_alone_refuses_then_400_with_its_line_and_the_others_release_it(manager):
+    manager.refuses = ["", "over the budget"]
+    with pytest.raises(BadRequest, match=r"^kv_hints: pin: over the budget$"):
+        ask(manager, ("pin", "1", {}))
+    assert [body["action"] for body in manager.told] == ["pin", "release"]
+
+
+@pytest.mark.parametrize("refusal", ["", "over the budget"])
+def test_messages_when_cache_control_names_a_time_then_the_prompt_is_retained_and_never_refused(manager, refusal):
+    manager.refuses = [refusal]
+    fields = {"system": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral", "ttl": "1h"}}]}
+
+    async def handled(serving, request, raw_request):
+        tokenized = SimpleNamespace(input_ids=[1, 2], cache_salt=None, extra_key=None, mm_inputs=None, lora_id=None)
+
+        async def original(manager, obj):
+            return tokenized
+
+        await hooked(TOKENIZE, original)(manager, SimpleNamespace(kv_hints=None))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    async def json():
+        return fields
+
+    asyncio.run(hooked(MESSAGES, handled)(None, None, SimpleNamespace(json=json)))
+    (told,) = manager.told
+    assert (told["action"], told["ttl_s"], told["input_ids"]) == ("retain", 3600.0, [1, 2])
+    ask(manager)
+    assert len(manager.told) == 1, "of this request alone"
+
+
+def test_wishes_when_there_are_too_many_under_way_then_what_comes_on_top_is_not_told(manager, monkeypatch):
+    monkeypatch.setattr(hints, "MOST_WISHES", 0)
+    hints._ttl_s.set(300.0)
+    try:
+        ask(manager)
+    finally:
+        hints._ttl_s.set(None)
+    assert manager.told == []
+
+
+def post(body, headers=None):
+    app = FastAPI()
+    route.add_to(app)
+    route.add_to(app)
+
+    async def run():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+            sent = {"content": body} if isinstance(body, bytes) else {"json": body}
+            return await client.post(CACHE_PATH, headers=headers, **sent)
+
+    return asyncio.run(run())
+
+
+def test_path_when_a_prompt_is_text_or_tokens_then_the_ranks_are_told_its_tokens(manager):
+    answer = post({"action": "pin", "text": "ab", "ttl_s": 9, "cache_salt": "t"})
+    assert (answer.status_code, answer.json()) == (200, {"action": "pin", "num_pages": 1})
+    assert post({"action": "release", "input_ids": [5]}).status_code == post({"action": "list"}).status_code == 200
+    assert [body["input_ids"] for body in manager.told] == [[97, 98], [5], []]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        [],
+        {},
+        {"action": "pin"},
+        {"action": "pin", "text": 5},
+        {"action": "pin", "text": "a", "input_ids": [1]},
+        {"action": "pin", "input_ids": [1000]},
+        {"action": "demote", "input_ids": [1] * 4097},
+        {"action": "pin", "input_ids": [1], "session": "x"},
+        {"action": "pin", "input_ids": [1], "extra_key": "adapter"},
+    ],
+)
+def test_path_when_what_is_said_is_malformed_then_400_and_no_rank_hears_of_it(manager, body):
+    answer = post(body)
+    assert answer.status_code == 400 and answer.json()["error"]["message"]
+    assert manager.told == []
+
+
+def test_path_when_a_rank_refuses_or_nothing_is_shared_then_409_with_the_line(manager, monkeypatch):
+    manager.refuses = ["over the budget", ""]
+    answer = post({"action": "pin", "input_ids": [1]})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (409, "over the budget")
+    monkeypatch.setattr(runtime, "is_sharing", lambda: False)
+    assert post({"action": "list"}).status_code == 409
+
+
+def test_path_when_the_server_has_tenants_then_only_by_their_router_and_in_front_of_any_salt(
+    manager, monkeypatch, tmp_path
+):
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"0123456789abcdef")
+    secret.chmod(0o600)
+    monkeypatch.setattr(runtime, "config", lambda: Config(tenant_secret_file=str(secret)))
+    tenants._tenant_secret.cache_clear()
+    asked = {"action": "pin", "input_ids": [1], "cache_salt": "mine"}
+    assert post(asked).status_code == 400 and manager.told == []
+    said_with = TenantSecret(secret.read_bytes())
+    salt = said_with.salt_of("tenant", "acme")
+    headers = {TENANT_HEADER: said_with.word(salt)}
+    assert post(asked, headers).status_code == post({"action": "list"}, headers).status_code == 200
+    assert [body["cache_salt"] for body in manager.told] == [salt + "mine", salt]

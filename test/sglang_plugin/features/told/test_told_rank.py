@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank makes of commands for its cache, over a real rank; SGLang's functions are stood in for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from test.sglang_plugin.rank.hooked import hooked
+from test.sglang_plugin.rank.test_linker import PAGE, make_rank, polled_until, transfer
+
+from banyan import _native
+from banyan.config import Config
+from banyan.features.told.command import METHOD
+from banyan.features.told.session import name_of
+from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.rank import requests
+
+HANDLE = "sglang.srt.managers.scheduler.Scheduler.handle_dumper_control"
+CLOSE = "sglang.srt.managers.scheduler.Scheduler.close_session"
+IDS = list(range(100, 100 + 3 * PAGE + 1))
+
+
+class Rig:
+    def __init__(self, monkeypatch, host_gb):
+        monkeypatch.setattr(runtime, "is_sharing", lambda: True)
+        monkeypatch.setattr(runtime, "server_id", lambda: "s")
+        monkeypatch.setattr(requests, "_page_keys", None)
+        config = Config(min_fetch_tokens=PAGE, host_gb=host_gb, told_share=0.25)
+        rank_table = _native.RankTable.create(4)
+        self.rank, _, self.pages = make_rank(monkeypatch, rank_table, 0, config)
+        monkeypatch.setattr(runtime, "config", lambda: config)
+        self.said = []
+        to_tokenizer = SimpleNamespace(send_output=lambda output, asked: self.said.append(output))
+        self.scheduler = SimpleNamespace(
+            ipc_channels=SimpleNamespace(send_to_tokenizer=to_tokenizer), tree_cache=SimpleNamespace()
+        )
+
+    def tell(self, action, ids=IDS, **more):
+        self.send({"action": action, **({} if ids is None else {"input_ids": ids}), **more})
+        (answer,) = self.said[-1].response
+        return answer
+
+    def send(self, body, method=METHOD):
+        asked = SimpleNamespace(method=method, body=body)
+        hooked(HANDLE, lambda scheduler, asked: self.said.append("SGLang's"))(self.scheduler, asked)
+
+    def refusal(self, body):
+        self.send(body)
+        assert not self.said[-1].success
+        return self.said[-1].error
+
+    def listed(self, **more):
+        return [(one["action"], one["num_tokens"]) for one in self.tell("list", None, **more)["prefixes"]]
+
+    def close_session(self, session):
+        hooked(CLOSE, lambda scheduler, asked: None)(self.scheduler, SimpleNamespace(session_id=session))
+
+
+@pytest.fixture(params=[0.0, 0.001], ids=["pools", "pools and arena"])
+def rig(monkeypatch, request):
+    return Rig(monkeypatch, request.param)
+
+
+@pytest.fixture
+def with_arena(monkeypatch):
+    return Rig(monkeypatch, 0.001)
+
+
+def test_pin_when_told_then_its_whole_pages_are_kept_for_its_tenant_alone_until_it_is_released(rig):
+    assert rig.tell("pin", cache_salt="a") == {"num_pages": 3, "num_tokens": 3 * PAGE}
+    assert rig.listed(cache_salt="a") == [("pin", 3 * PAGE)] and rig.listed() == rig.listed(cache_salt="b") == []
+    assert len(rig.rank.kept_in_pool) == 3
+    assert rig.tell("release", cache_salt="b")["num_prefixes"] == 0
+    assert rig.tell("release", cache_salt="a")["num_prefixes"] == 1
+    assert not rig.rank.kept_in_pool
+    assert rig.rank.state()["told"]["num_prefixes"] == 0
+
+
+def test_pin_when_its_time_is_over_then_the_next_look_lets_it_go(rig):
+    rig.tell("pin", ttl_s=1e-6)
+    rig.tell("pin", [*IDS[:PAGE], 7], ttl_s=60)
+    rig.rank.num_completed_offloads()
+    assert len(rig.rank.kept_in_pool) == 1
+
+
+def test_pin_when_over_the_budget_then_one_line_and_nothing_else(rig):
+    line = rig.refusal({"action": "pin", "input_ids": list(range(1000 * PAGE))})
+    assert "1000 pages more" in line and "--banyan-told-share 0.25" in line and "\n" not in line
+    assert not rig.rank.kept_in_pool and rig.rank.state()["told"]["num_refused"] == 1
+
+
+@pytest.mark.parametrize(
+    "body, said",
+    [
+        (None, ""),
+        ([], ""),
+        ({"action": "pin", "input_ids": [1, 2]}, "shorter than a page of 4 tokens"),
+        ({"action": "pin", "input_ids": IDS, "cache_salt": "\ud800"}, ""),
+        ({"action": "list", "cache_salt": "\ud800"}, "Unicode"),
+        ({"action": "pin", "input_ids": IDS, "ttl_s": -1}, "ttl_s"),
+        ({"action": "drop", "input_ids": IDS}, "action"),
+    ],
+)
+def test_command_when_it_is_none_then_a_line_and_the_rank_goes_on(rig, body, said):
+    assert said in rig.refusal(body)
+    assert rig.tell("pin")["num_pages"] == 3
+
+
+def test_command_when_it_is_sglangs_then_sglang_answers(rig):
+    rig.send({}, "start")
+    assert rig.said == ["SGLang's"]
+
+
+def test_rank_when_it_has_stopped_to_share_then_it_refuses(rig):
+    rig.rank.stop()
+    assert "stopped" in rig.refusal({"action": "pin", "input_ids": IDS})
+
+
+def test_session_when_it_is_closed_then_its_prefixes_alone_are_let_go(rig):
+    rig.tell("pin", IDS[: PAGE + 1], session=name_of("one"))
+    rig.tell("retain", IDS[PAGE:], session=name_of("two"))
+    rig.close_session("another")
+    assert len(rig.listed()) == 2
+    rig.close_session("one")
+    assert rig.listed() == [("retain", 2 * PAGE)]
+
+
+def test_pages_when_pinned_then_the_arena_keeps_them_whoever_comes_and_demoted_ones_go_next(with_arena):
+    rig, tier = with_arena, with_arena.rank.kinds.full.tier
+    pinned, demoted = (requests.page_keys(ids, PAGE, extra_key=None, cache_salt=None) for ids in (IDS, IDS[1:]))
+    assert len(pinned) == len(demoted) == 3
+    rig.tell("pin")
+
+    def back_up(names, num_pages):
+        rig.rank.offload(transfer(names, rig.pages.alloc(len(names) * PAGE)))
+        rig.rank.num_completed_offloads()
+        polled_until(rig.rank, lambda: tier.state()["num_arena_pages"] == num_pages)
+
+    back_up(pinned, 3)
+    back_up(demoted, 6)
+    rig.tell("demote", IDS[1:])
+    rig.tell("demote")
+    residency = tier._residency
+    free = residency.claim(residency.num_free)
+    claimed = residency.claim(residency.num_frames)
+    assert len(claimed) == 3 and [residency.frame(key) is None for key in demoted] == [True] * 3
+    assert all(residency.frame(key) is not None for key in pinned)
+    residency.abandon([*free, *claimed])
+
+
+def test_prefetch_when_there_is_no_arena_then_a_line_says_so_and_else_what_was_found(monkeypatch):
+    assert "--banyan-host-gb" in Rig(monkeypatch, 0.0).refusal({"action": "prefetch", "input_ids": IDS})
+    assert Rig(monkeypatch, 0.001).tell("prefetch")["num_pages_found"] == 0

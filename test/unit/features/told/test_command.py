@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from banyan.features.told.command import Action, Command
+
+
+@pytest.mark.parametrize(
+    "body, said",
+    [
+        ({}, "action"),
+        ({"action": "burn", "input_ids": [1]}, "action"),
+        ({"action": "pin"}, "input_ids"),
+        ({"action": "pin", "input_ids": "12"}, "input_ids"),
+        ({"action": "pin", "input_ids": [1, "2"]}, "input_ids"),
+        ({"action": "pin", "input_ids": [1, -2]}, "input_ids"),
+        ({"action": "pin", "input_ids": [1 << 70]}, "input_ids|ids"),
+        ({"action": "pin", "input_ids": [1], "ttl_s": 0}, "ttl_s"),
+        ({"action": "pin", "input_ids": [1], "ttl_s": float("nan")}, "ttl_s"),
+        ({"action": "pin", "input_ids": [1], "ttl_s": 1e9}, "ttl_s"),
+        ({"action": "pin", "input_ids": [1], "ttl_s": "long"}, "ttl_s"),
+        ({"action": "pin", "input_ids": [1], "cache_salt": "s" * 2000}, "cache_salt"),
+        ({"action": "pin", "input_ids": [1], "more": 1}, "more"),
+    ],
+)
+def test_command_when_it_is_none_then_refused_naming_the_field(body, said):
+    with pytest.raises(ValueError, match=said):
+        Command.of(body)
+
+
+def test_command_when_it_is_passed_on_then_the_same():
+    command = Command.of({"action": "retain", "input_ids": [5, 6], "ttl_s": 60, "cache_salt": "s", "session": "x"})
+    assert Command.of(command.body()) == command and command.action is Action.RETAIN
+    assert Command.of({"action": "list"}).input_ids == []

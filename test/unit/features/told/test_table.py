@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from banyan.features.told import table
+from banyan.features.told.table import Refused, Told
+
+
+class Rig:
+    def __init__(self, *, num_pages: int = 100, pool_pages: int = 100, share: float = 0.1) -> None:
+        self.kept: set[str] = set()
+        self.in_pool: set[str] = set()
+        self.in_store: set[str] = set()
+        self.now_s = 0.0
+        self.told = Told(
+            self.kept,
+            self.in_pool,
+            sizes=lambda: (num_pages, pool_pages),
+            share=share,
+            changed=self.changed,
+            clock=lambda: self.now_s,
+        )
+
+    def changed(self, came: list[str], gone: list[str]) -> None:
+        assert not self.in_store & set(came) and self.in_store >= set(gone)
+        self.in_store.update(came)
+        self.in_store.difference_update(gone)
+
+
+def chain(name: str, num_pages: int, stem: list[str] | None = None) -> list[str]:
+    stem = stem or []
+    return [*stem, *(f"{name} {page}" for page in range(len(stem), num_pages))]
+
+
+def test_pin_when_its_time_is_over_then_nothing_of_it_is_kept() -> None:
+    rig = Rig()
+    rig.told.pin("t", chain("a", 5), 10.0)
+    rig.now_s = 9.9
+    rig.told.expire()
+    assert rig.kept == rig.in_pool == rig.in_store == set(chain("a", 5))
+    rig.now_s = 10.0
+    rig.told.expire()
+    assert not rig.kept and not rig.in_pool and not rig.in_store and not len(rig.told)
+
+
+def test_pin_when_over_the_budget_of_its_tenant_then_refused_in_one_line_and_what_was_pinned_stays() -> None:
+    rig = Rig()
+    rig.told.pin("t", chain("a", 8), 10.0)
+    with pytest.raises(Refused, match=r"^3 pages more .* budget of 10 pages .* 8 are pinned: .*--banyan-told-share"):
+        rig.told.pin("t", chain("b", 3), 10.0)
+    assert rig.kept == set(chain("a", 8)) and rig.told.num_refused == 1
+    rig.told.pin("another", chain("c", 10), 10.0)
+
+
+def test_pins_when_tenants_are_made_up_then_all_together_keep_half_of_the_tier() -> None:
+    rig = Rig()
+    for tenant in range(5):
+        rig.told.pin(f"t{tenant}", chain(f"t{tenant}", 10), 10.0)
+    with pytest.raises(Refused, match="all tenants together"):
+        rig.told.pin("one more", chain("x", 1), 10.0)
+    assert len(rig.kept) == 50
+
+
+def test_pin_when_prefixes_share_their_beginning_then_its_pages_count_once() -> None:
+    rig = Rig()
+    stem = chain("stem", 6)
+    for number in range(4):
+        rig.told.pin("t", chain(f"b{number}", 7, stem), 10.0 + number)
+    assert len(rig.kept) == 10
+    rig.now_s = 12.0
+    rig.told.expire()
+    assert rig.kept == {*chain("b3", 7, stem)}
+
+
+def test_pin_when_there_is_more_of_it_than_the_pool_keeps_then_the_arena_alone_keeps_it() -> None:
+    rig = Rig(num_pages=1000, pool_pages=100)
+    rig.told.pin("t", chain("small", 4), 10.0)
+    rig.told.pin("t", chain("large", 90), 10.0)
+    assert len(rig.kept) == 94 and rig.in_pool == set(chain("small", 4))
+
+
+def test_retain_when_the_budget_is_used_then_the_oldest_retained_makes_room_and_no_pin_does() -> None:
+    rig = Rig()
+    rig.told.pin("t", chain("pin", 4), 10.0)
+    assert rig.told.retain("t", chain("a", 3), 10.0) == 3
+    assert rig.told.retain("t", chain("b", 3), 10.0) == 3
+    assert rig.told.retain("t", chain("c", 2), 10.0) == 2
+    assert rig.kept == {*chain("pin", 4), *chain("b", 3), *chain("c", 2)}
+    assert rig.told.retain("t", chain("long", 50), 10.0) == 6, "its beginning"
+    rig.told.pin("t", chain("second", 6), 10.0)
+    assert rig.kept == {*chain("pin", 4), *chain("second", 6)}
+    assert rig.told.retain("t", chain("d", 3), 10.0) == 0
+
+
+def test_retain_when_a_conversation_grows_then_one_prefix_is_remembered_and_nothing_goes_and_comes_back() -> None:
+    rig = Rig()
+    for turn in range(1, 9):
+        assert rig.told.retain("t", chain("talk", turn), 10.0) == turn
+        rig.now_s += 1.0
+        assert len(rig.told) == 1 and rig.in_store == set(chain("talk", turn))
+
+
+def test_pin_when_told_again_then_its_time_begins_anew_and_to_retain_it_takes_nothing_from_it() -> None:
+    rig = Rig()
+    rig.told.pin("t", chain("a", 5), 10.0)
+    rig.now_s = 8.0
+    rig.told.pin("t", chain("a", 5), 10.0)
+    assert rig.told.retain("t", chain("a", 5), 1.0) == 5
+    rig.now_s = 17.0
+    rig.told.expire()
+    assert len(rig.kept) == 5
+
+
+def test_release_when_a_prompt_begins_or_continues_what_is_kept_then_of_this_tenant_alone_it_goes() -> None:
+    rig = Rig()
+    rig.told.pin("t", chain("a", 5), 10.0)
+    rig.told.pin("u", chain("u", 5), 10.0)
+    assert rig.told.release("t", chain("b", 3)) == 0 and rig.told.release("u", chain("a", 5)) == 0
+    assert rig.told.release("t", chain("a", 7)) == 1 and rig.told.release("u", chain("u", 2)) == 1
+    assert not rig.kept
+
+
+def test_session_when_closed_then_what_was_kept_for_it_goes_and_nothing_else() -> None:
+    rig = Rig()
+    rig.told.pin("t", chain("a", 2), 10.0, "one")
+    rig.told.retain("t", chain("b", 2), 10.0, "one")
+    rig.told.pin("t", chain("c", 2), 10.0, "two")
+    rig.told.pin("t", chain("d", 2), 10.0)
+    assert len(rig.told.close("one")) == 2 and not rig.told.close("none")
+    assert rig.kept == {*chain("c", 2), *chain("d", 2)}
+
+
+def test_share_when_it_is_nothing_then_pins_are_refused_and_nothing_is_retained() -> None:
+    rig = Rig(share=0.0)
+    with pytest.raises(Refused, match="budget of 0 pages"):
+        rig.told.pin("t", chain("a", 1), 10.0)
+    assert rig.told.retain("t", chain("a", 1), 10.0) == 0
+
+
+def test_prefixes_when_there_are_as_many_as_may_be_then_a_pin_is_refused_or_takes_the_place_of_a_retained_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(table, "MOST_PREFIXES", 3)
+    rig = Rig()
+    rig.told.retain("t", chain("r", 1), 10.0)
+    for name in "abc":
+        rig.told.pin("t", chain(name, 1), 10.0)
+    assert rig.kept == {"a 0", "b 0", "c 0"}
+    with pytest.raises(Refused, match="3 prefixes are pinned"):
+        rig.told.pin("t", chain("d", 1), 10.0)
+    assert rig.told.retain("t", chain("r", 1), 10.0) == 0 and len(rig.told) == 3
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_table_when_told_at_random_then_budgets_hold_and_all_that_is_kept_is_somebodys(seed: int) -> None:
+    rng = random.Random(seed)
+    rig = Rig(num_pages=200, pool_pages=80, share=0.2)
+    for _ in range(400):
+        tenant = rng.choice("tuvwxyz")
+        stem = chain(f"{tenant} stem {rng.randrange(2)}", rng.randrange(4))
+        pages = chain(f"{tenant} {rng.randrange(3)}", len(stem) + rng.randrange(1, 12), stem)
+        keys = list(itertools.accumulate(pages, "{} {}".format))
+        act, session = rng.randrange(6), rng.choice([None, "s"])
+        try:
+            if act < 2:
+                rig.told.pin(tenant, keys, rng.uniform(1, 20), session)
+            elif act < 4:
+                rig.told.retain(tenant, keys, rng.uniform(1, 20), session)
+            elif act == 4:
+                rig.told.release(tenant, keys)
+            elif rng.random() < 0.1:
+                rig.told.close("s")
+        except Refused:
+            pass
+        rig.now_s += rng.random()
+        prefixes = list(rig.told)
+        assert rig.kept == rig.in_store == {key for one in prefixes for key in one.keys}
+        assert rig.in_pool == {key for one in prefixes if one.is_in_pool for key in one.keys}
+        for other in "tuvwxyz":
+            of_tenant = {key for one in prefixes if one.tenant == other for key in one.keys}
+            assert len(of_tenant) <= 40 and len(of_tenant & rig.in_pool) <= 16
+        assert len(rig.kept) <= 100 and len(rig.in_pool) <= 40
+    rig.now_s += 100
+    rig.told.expire()
+    assert not rig.kept and not rig.in_pool and not len(rig.told)
