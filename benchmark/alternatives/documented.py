@@ -74,8 +74,11 @@ def _verdicts(report: Mapping[str, Any]) -> str:
     rows = "\n".join(
         f"| {titles[one['ours']]} | {titles[one['other']]} | {one['trace']} | {one['pool_tokens']:,} | "
         f"{100 * one['hits']['median']:+.1f} points | "
-        f"{figures.standing(one)} |"
+        f"{figures.standing(one)} | {figures.ttft_beside(one)} |"
         for one in report["against"]
     )
-    head = "| ours | other | workload | pools | cached share, ours less the other's | hits |\n|---|---|---|---|---|---|"
+    head = (
+        "| ours | other | workload | pools | cached share, ours less theirs | hits | mean TTFT, ours over theirs |\n"
+        "|---|---|---|---|---|---|---|"
+    )
     return f"{head}\n{rows}\n"

@@ -11,11 +11,9 @@ from benchmark.metrics import paired_ratio, spread
 
 REFERENCE = "stock"
 OURS = ("banyan", "banyan_store", "banyan_route")
-OTHERS = ("stock", "stock_again", "router", "hicache", "lmcache")
-SAME_ATTENTION = (*OURS, "stock_engine")
-ATTENTION = {name: "banyan_cpu" if name in SAME_ATTENTION else "torch_native" for name in (*SAME_ATTENTION, *OTHERS)}
-"""The attention backend that a system takes on a CPU. It differs between ours and the others, so their times do not
-compare; hits do. `stock_engine` has ours."""
+OTHERS = ("as_shipped", "stock", "stock_again", "router", "hicache", "lmcache")
+ATTENTION = dict.fromkeys((*OURS, *OTHERS), "banyan_cpu") | {"as_shipped": "torch_native"}
+"""The attention backend that a system takes on a CPU. Times of those with the same compare."""
 
 QUANTILES = ("mean", "p50", "p90", "p99")
 SOURCES = ("device", "peer", "host", "storage", "untold")
@@ -121,7 +119,7 @@ def against(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Each of Banyan's systems against each of the others on the same workload, both from cold caches.
 
     `hits`: the difference of the cached shares, within each repetition; `ttft_ratio`: mean TTFT of ours over theirs,
-    likewise, which no page shows while their attention differs.
+    likewise.
     """
     cold = [run for run in runs if run.phase == "cold"]
     found = []
@@ -150,6 +148,14 @@ def _pair(runs: Sequence[Run], ours: str, other: str) -> dict[str, Any] | None:
     return {"ttft_ratio": ratio, "hits": hits}
 
 
+def ttft_beside(one: Mapping[str, Any]) -> str:
+    """Mean TTFT of ours over theirs; nothing where another attention would decide it."""
+    if ATTENTION[one["ours"]] != ATTENTION[one["other"]]:
+        return "-"
+    ratio = one["ttft_ratio"]
+    return f"{ratio['median']:.2f} ({ratio['min']:.2f}-{ratio['max']:.2f})"
+
+
 def standing(one: Mapping[str, Any]) -> str:
     """Our hits beside theirs, in words. Less than a twentieth of a point is no difference."""
     hits = one["hits"]["median"]
@@ -157,10 +163,11 @@ def standing(one: Mapping[str, Any]) -> str:
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """Markdown: a row for each system on each workload, medians over repetitions; then what did not run."""
+    """Markdown: a row for each system on each workload, medians over repetitions, of hits and mean TTFT with their
+    spread; then what did not run."""
     head = (
-        "| pools | workload | system | attention | cached | TTFT mean / p50 / p90 / p99 s | TPOT mean / p90 ms | "
-        "tokens/s | DRAM, disk per page | same tokens | failed |\n|---|---|---|---|---|---|---|---|---|---|---|"
+        "| pools | workload | system | attention | cached | mean TTFT s | p50 / p90 / p99 s | TPOT mean / p90 ms | "
+        "tokens/s | DRAM, disk per page | same tokens | failed |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
     )
     titles = report["titles"]
     lines = [head, *(_line(row, titles) for row in report["rows"])]
@@ -178,8 +185,9 @@ def _line(row: Mapping[str, Any], titles: Mapping[str, str]) -> str:
         row["trace"] + (", after a restart" if row["phase"] == "restart" else ""),
         titles[row["system"]],
         ATTENTION[row["system"]],
-        _text(row["cached_share"], 100, 1, " %"),
-        " / ".join(_text(row[f"ttft_s_{name}"], 1, 2) for name in QUANTILES),
+        f"{_spread(row['cached_share'], 100, 1)} %",
+        _spread(row["ttft_s_mean"], 1, 2),
+        " / ".join(_text(row[f"ttft_s_{name}"], 1, 2) for name in QUANTILES[1:]),
         " / ".join(_text(row[f"tpot_ms_{name}"], 1, 0) for name in ("mean", "p90")),
         _text(row["tokens_per_s"], 1, 0),
         f"{kib(kept.get('dram_bytes_per_page'))}, {kib(kept.get('disk_bytes_per_page'))}",
@@ -191,6 +199,14 @@ def _line(row: Mapping[str, Any], titles: Mapping[str, str]) -> str:
 
 def _text(figure: Mapping[str, Any] | None, scale: float, digits: int, unit: str = "") -> str:
     return "-" if figure is None else f"{scale * figure['median']:.{digits}f}{unit}"
+
+
+def _spread(figure: Mapping[str, Any] | None, scale: float, digits: int) -> str:
+    """Its median, and where repetitions differ the smallest and largest."""
+    if figure is None or figure["min"] == figure["max"]:
+        return _text(figure, scale, digits)
+    least, most = (f"{scale * figure[name]:.{digits}f}" for name in ("min", "max"))
+    return f"{_text(figure, scale, digits)} ({least}-{most})"
 
 
 def kib(num_bytes: float | None) -> str:

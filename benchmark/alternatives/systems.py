@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is compared: each system as the servers that it consists of, all within one budget. Pure.
 
-Every system has two ranks on a core each, the same pools and pages. A tier that a system does not have is not made up
-for: stock SGLang and its router have pools alone.
+Every system has two ranks on a core each, the same pools and pages, and runs on the same CPU engine: the attention and
+the dispatcher of `--enable-banyan-cpu-engine`, which Banyan has as well. One row is stock SGLang as it is shipped,
+without it. A tier that a system does not have is not made up for: stock SGLang and its router have pools alone.
 """
 
 from __future__ import annotations
@@ -86,9 +87,9 @@ def systems_of(budget: Budget, disk: Path, hicache_path: str) -> dict[str, Syste
     """Every system by its name. Below `disk` each has a folder of its own; `hicache_path` is the PYTHONPATH on which
     HiCache's server finds the plugin that lets it run without a GPU."""
     made = (
-        System("stock", "stock SGLang, dp 2", (_one("stock", budget, "stock"),)),
-        System("stock_engine", "stock SGLang with the CPU engine, dp 2", (_one("stock_engine", budget, "engine"),)),
-        System("stock_again", "the same once more", (_one("stock_again", budget, "stock"),)),
+        System("as_shipped", "stock SGLang as shipped, dp 2", (_one("as_shipped", budget, "stock"),)),
+        System("stock", "stock SGLang, dp 2", (_one("stock", budget, "engine"),)),
+        System("stock_again", "the same once more", (_one("stock_again", budget, "engine"),)),
         System("router", "SGLang's router, cache_aware", _two("router", budget, _plain), "cache_aware"),
         _hicache(budget, disk / "hicache", hicache_path),
         _lmcache(budget, disk / "lmcache.yaml"),
@@ -99,7 +100,10 @@ def systems_of(budget: Budget, disk: Path, hicache_path: str) -> dict[str, Syste
     return {system.name: system for system in made}
 
 
-DEFAULT_SYSTEMS = ("stock", "router", "hicache", "lmcache", "banyan", "banyan_store", "banyan_route")
+DEFAULT_SYSTEMS = (
+    *("as_shipped", "stock", "stock_again", "router", "hicache", "lmcache"),
+    *("banyan", "banyan_store", "banyan_route"),
+)
 
 
 def _args(budget: Budget) -> tuple[str, ...]:
@@ -120,7 +124,7 @@ def _two(label: str, budget: Budget, make: Callable[[str, int, Budget], ServerSp
 
 
 def _plain(label: str, core: int, budget: Budget) -> ServerSpec:
-    return ServerSpec(label, 1, "stock", _args(budget), cpu_env(dp=1, first_core=core))
+    return ServerSpec(label, 1, "engine", _args(budget), cpu_env(dp=1, first_core=core))
 
 
 def _routed(label: str, core: int, budget: Budget) -> ServerSpec:
@@ -140,7 +144,7 @@ def _hicache(budget: Budget, disk: Path, path: str) -> System:
     spec = _one(
         "hicache",
         budget,
-        "stock",
+        "engine",
         *("--enable-hierarchical-cache", "--hicache-ratio", f"{budget.dram_tokens / budget.pool_tokens:.4f}"),
         *("--hicache-io-backend", "direct", "--hicache-mem-layout", "page_first_direct"),
         *("--hicache-storage-backend", "file", "--hicache-storage-backend-extra-config", json.dumps(extra)),
@@ -151,7 +155,7 @@ def _hicache(budget: Budget, disk: Path, path: str) -> System:
 
 def _lmcache(budget: Budget, config: Path) -> System:
     """LMCache's server with all of the DRAM, shared by both ranks; chunks of one page, as SGLang's linker has them."""
-    spec = _one("lmcache", budget, "stock", "--enable-lmcache", "--lmcache-config-file", str(config))
+    spec = _one("lmcache", budget, "engine", "--enable-lmcache", "--lmcache-config-file", str(config))
     spec = replace(spec, env=(*spec.env, NO_USAGE_REPORTS))
     service = LMCacheServer(free_port(), config, budget.dram_gib)
     return System("lmcache", "LMCache, one server for both ranks", (spec,), lmcache=service)

@@ -212,6 +212,16 @@ class TestFigures:
             assert has_engine == {figures.ATTENTION[name] == "banyan_cpu"}, name
             assert not any("--attention-backend" in spec.args for spec in system.specs), name
 
+    def test_times_when_the_attention_differs_then_no_ratio_is_told(self):
+        ratio = {"median": 0.5, "min": 0.4, "max": 0.75}
+        assert figures.ttft_beside({"ours": "banyan", "other": "router", "ttft_ratio": ratio}) == "0.50 (0.40-0.75)"
+        assert figures.ttft_beside({"ours": "banyan", "other": "as_shipped", "ttft_ratio": ratio}) == "-"
+
+    def test_systems_when_they_are_compared_then_all_but_stock_as_shipped_run_on_the_same_engine(self):
+        for name, system in systems_of(BUDGET, Path("disk"), "").items():
+            engines = {spec.share for spec in system.specs}
+            assert engines == {"stock"} if figures.ATTENTION[name] != "banyan_cpu" else engines <= {"engine", "on"}
+
     def test_against_when_a_repetition_lacks_one_then_only_pairs_count(self):
         runs = [run("stock", ttft=2.0), run("stock", ttft=9.0, repetition=2), run("banyan", ttft=1.0)]
         (pair,) = figures.against(runs)
@@ -224,7 +234,7 @@ class TestFigures:
     def test_table_when_a_system_did_not_run_then_it_says_why(self):
         text = figures.table(report_of([run()], [{"system": "hicache", "reason": "no transfers"}]))
         assert "did not run: no transfers" in text
-        assert "| 28,000 | t | stock SGLang, dp 2 | torch_native | 50.0 % | 2.00 / 2.00 / 4.00 / 6.00 |" in text
+        assert "| 28,000 | t | stock SGLang, dp 2 | banyan_cpu | 50.0 % | 2.00 | 2.00 / 4.00 / 6.00 |" in text
 
     def test_table_when_pages_are_kept_then_bytes_of_each(self):
         kept = {"dram_bytes_per_page": 2048, "disk_bytes_per_page": 4096}
