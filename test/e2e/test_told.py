@@ -106,13 +106,15 @@ def test_prefetch_when_it_comes_before_the_prompt_then_the_arena_has_it(told, pr
 
 
 def test_pin_when_over_the_budget_or_malformed_then_one_line_and_the_server_goes_on(told, prompt):
-    ids = list(prompt("told too much", 20_000))
+    ids = list(prompt("told too much", 4000))
     code, said = told.refusal(PATH, {"action": "pin", "input_ids": ids})
     line = json.loads(said)["error"]["message"]
-    assert code == 409 and "1250 pages more" in line and "--banyan-told-share" in line and "\n" not in line
+    assert code == 409 and "250 pages more" in line and "--banyan-told-share" in line and "\n" not in line
     hints = {"protocol_version": "1", "message_id": "m", "actions": [action("pin", {"input_ids": ids})]}
     code, said = told.refusal("/generate", {**told.client.body(prompt("told", 40)), "kv_hints": hints})
-    assert code == 400 and "kv_hints: pin: 1250 pages more" in said
+    assert code == 400 and "kv_hints: pin: 250 pages more" in said
+    code, said = told.refusal(PATH, {"action": "demote", "input_ids": ids + ids})
+    assert code == 400 and "8000 tokens, the model takes 4096 at most" in said
     assert told.refusal(PATH, {"action": "pin", "input_ids": [1, -1]})[0] == 400
     assert told.refusal(PATH, {"action": "pin", "input_ids": ids[:32], "ttl_s": "x"})[0] == 400
     assert told.refusal(PATH, {"action": "burn", "input_ids": ids[:32]})[0] == 400
