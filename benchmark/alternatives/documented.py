@@ -72,13 +72,14 @@ def _verdicts(report: Mapping[str, Any]) -> str:
     """Markdown: Banyan against each of the others."""
     titles = report["titles"]
     rows = "\n".join(
-        f"| {titles[one['ours']]} | {titles[one['other']]} | {one['trace']} | {one['pool_tokens']:,} | "
+        f"| {titles[one['ours']]} | {titles[one['other']]} | {figures.attention_of(one)} | {one['trace']} | "
+        f"{one['pool_tokens']:,} | "
         f"{100 * one['hits']['median']:+.1f} points | "
         f"{figures.standing(one)} | {figures.ttft_beside(one)} |"
         for one in report["against"]
     )
     head = (
-        "| ours | other | workload | pools | cached share, ours less theirs | hits | mean TTFT, ours over theirs |\n"
-        "|---|---|---|---|---|---|---|"
+        "| ours | other | attention | workload | pools | cached, ours less theirs | hits | mean TTFT over theirs |"
+        "\n|---|---|---|---|---|---|---|---|"
     )
     return f"{head}\n{rows}\n"

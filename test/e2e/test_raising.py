@@ -2,8 +2,10 @@
 """Each hook of the patch queue, and each method that SGLang calls, is made to raise on a running server: tokens are
 those of a server that shares nothing, a line says what failed, and /server_info counts it."""
 
+import contextlib
 import os
 import time
+import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,7 +27,7 @@ HOOKED = [patch for patch in patches.load_queue() if patch.kind in ("before", "a
 
 AT_START = {
     *("10-add-flags", "11-take-flags", "12-kept-states", "12-resolve-flags", "13-process-start"),
-    *("15-adapters", "20-kv-pool"),
+    *("15-adapters", "20-kv-pool", "46-cache-path"),
     *("23-paged-allocator", "25-evict-leaves", "28-state-pool", "29-draft-pool", "36-kv-classes", "40-dispatcher"),
     *("41-event-loop", "63-layers-on-cpu", "63-state-tracking", "64-adapters-on-cpu", "66-draft-steps"),
     *("67-draft-extend", "68-kv-type"),
@@ -84,9 +86,18 @@ def failures(client):
     return counts
 
 
+CONTROLS = (
+    ("/v1/messages", {"model": "any", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}),
+    ("/banyan/cache", {"action": "list"}),
+    ("/release_memory_occupation", {}),
+    ("/resume_memory_occupation", {}),
+)
+"""Reach hooks, whatever is answered where one of them fails."""
+
+
 def exercise(client):
     """Everything that a server of text does: prompts from a peer and one's own, a full pool, a weight update, a flush,
-    metrics. The tokens of three prompts."""
+    memory that is given back, metrics. The tokens of three prompts."""
     asked = [prompt(400, seed) for seed in range(3)]
     fresh = [client.generate(ids, rank=0, num_tokens=NUM_TOKENS)[0] for ids in asked]
     again = [client.generate(ids, rank=1, num_tokens=NUM_TOKENS)[0] for ids in asked]
@@ -103,6 +114,10 @@ def exercise(client):
     update = {"model_path": str(models.ensure(models.LLAMA)), "flush_cache": True}
     client.post("/update_weights_from_disk", update)
     client.post("/flush_cache?timeout=30", {})
+    session = client.post("/open_session", {"capacity_of_str_len": 1000}).strip('"')
+    for path, body in (*CONTROLS, ("/close_session", {"session_id": session})):
+        with contextlib.suppress(urllib.error.HTTPError):
+            client.post(path, body)
     assert fresh == again == later
     return fresh
 

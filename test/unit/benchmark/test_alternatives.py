@@ -274,7 +274,10 @@ class TestDocumented:
         report = report_of([run("stock"), run("banyan", ttft=1.0, cached=0.7)]) | {"config": {"repetitions": 2}}
         text = documented.page([report])
         assert "`python -m benchmark.alternatives --repetitions 2`, commit abc" in text
-        assert "| Banyan, dp 2 | stock SGLang, dp 2 | t | 28,000 | +20.0 points | more |" in text
+        assert (
+            "| Banyan, dp 2 | stock SGLang, dp 2 | banyan_cpu | t | 28,000 | +20.0 points | more | 0.50 (0.50-0.50) |"
+            in text
+        )
 
     def test_options_when_left_at_their_defaults_then_not_shown(self):
         args = build_parser().parse_args(["--data", "somewhere", "--trace", "documents", "--quick"])

@@ -27,9 +27,9 @@ from banyan.refusals.models import ModelFacts
 from banyan.refusals.modes import ModeFacts, mode_refusals
 from banyan.refusals.speculation import DraftFacts
 from banyan.refusals.start import store_refusal
-from banyan.refusals.tenants import TenantFacts, file_refusal, misfit_refusal, tenant_refusals
+from banyan.refusals.tenant_server import TenantFacts, file_refusal, misfit_refusal, tenant_refusals
 from banyan.sglang_plugin import last_words, runtime, seams
-from banyan.sglang_plugin.launcher import cpu_engine, tenants
+from banyan.sglang_plugin.launcher import cpu_engine, tenant_salts
 from banyan.store import look
 from banyan.store.location import FILE, HF3FS, StoreLocation, asked_scheme
 
@@ -185,7 +185,7 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
     carried: dict[str, Any] = {
         "config": wanted.as_dict(),
         "ear": last_words.listen(),
-        "tenants": tenants.name_of(wanted.tenant_secret_file),
+        "tenants": tenant_salts.name_of(wanted.tenant_secret_file),
     }
     if wanted.shares:
         args.enable_unified_cache_external_linker = True
@@ -217,7 +217,7 @@ def _tenant_refusals(wanted: Config, args: Any) -> list[str]:
         speaks_grpc=bool(args.smg_grpc_mode or args.grpc_mode),
     )
     try:
-        tenants.name_of(wanted.tenant_secret_file)
+        tenant_salts.name_of(wanted.tenant_secret_file)
     except (OSError, ValueError) as error:
         return [file_refusal(path=wanted.tenant_secret_file, error=error)]
     return tenant_refusals(facts)

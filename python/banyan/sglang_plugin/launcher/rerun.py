@@ -30,7 +30,7 @@ from banyan.routing.headers import PLAN_HEADER, READ_HEADER, SOURCE_HEADER
 from banyan.routing.hint import ACTION_VERSION, READ_ACTION, SESSION_ACTION, SOURCE_ACTION, ReadHint, SourceHint
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.kv_hints import with_action
-from banyan.sglang_plugin.launcher import clients, prompt_tokens, tenants
+from banyan.sglang_plugin.launcher import clients, prompt_tokens, tenant_salts
 
 logger = logging.getLogger("banyan")
 
@@ -44,7 +44,7 @@ async def around_generate_request(
         return
     if runtime.config() is not None:
         clients.admit(obj, manager)
-        tenants.admit(obj, request, manager)
+        tenant_salts.admit(obj, request, manager)
         obj = await _with_session(obj, request)
     if not runtime.is_sharing():
         async for answer in original(manager, obj, request):

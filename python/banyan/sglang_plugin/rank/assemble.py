@@ -65,7 +65,7 @@ def assemble(
         arena_events=events_for(params, has_windows=len(pools.kinds) > 1),
         points=registered,
     )
-    shards, kinds = Shards(params), Kinds(pools.kinds, setup)
+    shards, kinds, dropped = Shards(params), Kinds(pools.kinds, setup), Dropped()
     planner = _make_planner(setup, kinds, pools)
     cache = _make_cache(setup, kinds, planner, shards)
     # No client can choose prompts that the sample likes.
@@ -81,7 +81,6 @@ def assemble(
     # Shards of one rank would have to agree on when to go on.
     if shards.is_one and kinds.full.follows_reads:
         prefill.hold_back(kinds.full.is_awaited)
-    dropped = Dropped()
     return RankParts(
         setup=setup,
         pools=pools,

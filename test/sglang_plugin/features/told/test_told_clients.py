@@ -21,7 +21,7 @@ from banyan.routing.cache_path import CACHE_PATH
 from banyan.routing.headers import TENANT_HEADER
 from banyan.routing.tenant_secret import TenantSecret
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.launcher import adapters, tenants
+from banyan.sglang_plugin.launcher import adapters, tenant_salts
 from banyan.sglang_plugin.prompt_refusals import BadRequest
 
 TOKENIZE = "sglang.srt.managers.tokenizer_manager.TokenizerManager._tokenize_one_request"
@@ -210,7 +210,7 @@ def test_path_when_the_server_has_tenants_then_only_by_their_router_and_in_front
     secret.write_bytes(b"0123456789abcdef")
     secret.chmod(0o600)
     monkeypatch.setattr(runtime, "config", lambda: Config(tenant_secret_file=str(secret)))
-    tenants._tenant_secret.cache_clear()
+    tenant_salts._tenant_secret.cache_clear()
     asked = {"action": "pin", "input_ids": [1], "cache_salt": "mine"}
     assert post(asked).status_code == 400 and manager.told == []
     said_with = TenantSecret(secret.read_bytes())

@@ -20,7 +20,7 @@ from banyan.features.told.launcher.telling_ranks import check, tell
 from banyan.features.told.table import Refused
 from banyan.routing.cache_path import CACHE_PATH
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.launcher import adapters, tenants
+from banyan.sglang_plugin.launcher import adapters, tenant_salts
 
 FIELDS = frozenset({"action", "input_ids", "text", "ttl_s", "cache_salt", "extra_key"})
 
@@ -42,7 +42,7 @@ async def serve(request: Request) -> JSONResponse:
         if not runtime.is_sharing():
             raise Refused("this server shares nothing: start it with --enable-banyan")
         command = _command(await request.json(), manager)
-        command = msgspec.structs.replace(command, cache_salt=tenants.salt_for(request, command.cache_salt))
+        command = msgspec.structs.replace(command, cache_salt=tenant_salts.salt_for(request, command.cache_salt))
         return JSONResponse({"action": command.action, **await tell(manager, command)})
     except Refused as refused:
         return _refusal(str(refused), HTTPStatus.CONFLICT)

@@ -8,7 +8,7 @@ from sglang.srt.managers.schedule_policy import CacheAgnosticPolicy, CacheAwareP
 
 from banyan.config import Config
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.rank import waiting
+from banyan.sglang_plugin.rank import queue_order
 
 
 @pytest.fixture(autouse=True)
@@ -29,13 +29,13 @@ def num_before(cold, policy):
     queue, its = [cold], SimpleNamespace(policy=policy)
     for number in range(200):
         queue.append(req(1000, 900))
-        waiting.around_calc_priority(longest_prefix_first, its, queue)
+        queue_order.around_calc_priority(longest_prefix_first, its, queue)
         if queue.pop(0) is cold:
             return number
     return None
 
 
-@pytest.mark.parametrize("name", sorted(waiting.BOUNDED))
+@pytest.mark.parametrize("name", sorted(queue_order.BOUNDED))
 def test_cold_prompt_when_warm_ones_keep_coming_then_it_waits_for_as_much_as_it_computes(name):
     assert num_before(req(2000), CacheAwarePolicy(name)) == 20
 
@@ -51,4 +51,4 @@ def test_order_when_banyan_is_off_then_it_is_sglangs(monkeypatch):
 
 
 def test_names_when_sglang_has_orders_by_what_is_cached_then_all_but_one_are_bounded():
-    assert {policy.value for policy in CacheAwarePolicy} - waiting.BOUNDED == {"hrrn"}
+    assert {policy.value for policy in CacheAwarePolicy} - queue_order.BOUNDED == {"hrrn"}

@@ -12,7 +12,7 @@ from banyan.config import Config
 from banyan.routing.headers import TENANT_HEADER
 from banyan.routing.tenant_secret import TenantSecret
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.launcher import tenants
+from banyan.sglang_plugin.launcher import tenant_salts
 from banyan.sglang_plugin.prompt_refusals import BadRequest
 
 SECRET = b"0123456789abcdef"
@@ -27,7 +27,7 @@ def secret(tmp_path, monkeypatch):
     path.write_bytes(SECRET)
     path.chmod(0o600)
     monkeypatch.setattr(runtime, "config", lambda: Config(tenant_secret_file=str(path)))
-    tenants._tenant_secret.cache_clear()
+    tenant_salts._tenant_secret.cache_clear()
     return path
 
 
@@ -41,7 +41,7 @@ def request(headers=SAYS, path="/v1/messages"):
 
 def admitted(asked, status=ServerStatus.Up, **fields):
     obj = GenerateReqInput(**{"input_ids": [1, 2], "sampling_params": {}, **fields})
-    tenants.admit(obj, asked, manager(status))
+    tenant_salts.admit(obj, asked, manager(status))
     obj.normalize_batch_and_arguments()
     return obj.cache_salt
 
@@ -81,8 +81,8 @@ def test_session_when_a_tenant_names_one_then_refused():
 def test_vector_when_a_tenant_asks_for_it_then_refused_and_the_health_check_is_served():
     obj = EmbeddingReqInput(input_ids=[1, 2])
     with pytest.raises(BadRequest, match="vectors"):
-        tenants.admit(obj, request(), manager())
-    tenants.admit(obj, request({}, "/health"), manager())
+        tenant_salts.admit(obj, request(), manager())
+    tenant_salts.admit(obj, request({}, "/health"), manager())
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_request_when_the_secret_cannot_be_read_any_more_then_refused(secret, mo
     monkeypatch.setattr(faults, "note", lambda where, error: noted.append(where))
     with pytest.raises(BadRequest, match="could not tell"):
         admitted(request())
-    assert noted == ["tenants.admit"]
+    assert noted == ["tenant_salts.admit"]
 
 
 def test_request_when_there_are_no_tenants_then_its_salt_is_its_own(monkeypatch):

@@ -48,7 +48,7 @@ def admit(obj: Any, request: Any, manager: Any) -> None:
             raise
         except Exception as error:
             # Whatever it is, no request is served without its salt.
-            faults.note("tenants.admit", error)
+            faults.note("tenant_salts.admit", error)
             raise BadRequest("this server could not tell whose the request is: its log says why") from error
 
 

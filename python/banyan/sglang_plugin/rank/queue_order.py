@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from banyan.pacing.waiting import Queue
+from banyan.pacing.bounded_order import Queue
 from banyan.sglang_plugin import runtime
 
 BOUNDED = frozenset({"lpm", "dfs-weight", "shortest-prefill-first"})

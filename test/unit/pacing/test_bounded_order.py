@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from banyan.pacing.waiting import LEAST_TOKENS, MOST_GUARDED, Queue
+from banyan.pacing.bounded_order import LEAST_TOKENS, MOST_GUARDED, Queue
 
 
 @dataclass(eq=False)

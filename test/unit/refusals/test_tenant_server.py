@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from banyan.refusals.tenants import FLAG, TenantFacts, file_refusal, misfit_refusal, tenant_refusals
+from banyan.refusals.tenant_server import FLAG, TenantFacts, file_refusal, misfit_refusal, tenant_refusals
 
 
 def test_server_when_it_can_keep_tenants_apart_then_no_line():
