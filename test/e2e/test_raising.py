@@ -115,7 +115,8 @@ def exercise(client):
     client.post("/update_weights_from_disk", update)
     client.post("/flush_cache?timeout=30", {})
     session = client.post("/open_session", {"capacity_of_str_len": 1000}).strip('"')
-    for path, body in (*CONTROLS, ("/close_session", {"session_id": session})):
+    # What is not waited for comes first.
+    for path, body in (("/close_session", {"session_id": session}), *CONTROLS):
         with contextlib.suppress(urllib.error.HTTPError):
             client.post(path, body)
     assert fresh == again == later
