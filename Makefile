@@ -16,8 +16,8 @@ demo: setup ## real server, --dp 2, off against on; leaves build/demo/report.htm
 serve: setup ## start the server for your own use on port 30000 (OpenAI-compatible), two ranks on the CPU
 	@scripts/serve.sh $(ARGS)
 
-test: setup ## all tests: style, unit, property, native, the real engine
-	@$(PY) -m pytest $(ARGS)
+test: setup ## all tests: style, unit, property, native, the real engine; some of them: make test ARGS=PATH
+	@$(if $(ARGS),$(PY) -m pytest $(ARGS),scripts/test.sh)
 
 test-fast: setup ## the pure tests: seconds
 	@$(PY) -m pytest test/unit test/lab test/property -q $(ARGS)

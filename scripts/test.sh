@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# All tests. Those that keep one core busy run in two halves at the same time; servers have the machine for themselves.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+PY=.venv/bin/python
+mkdir -p build
+"$PY" -m pytest test/tidy test/unit test/property test/lab >build/test.txt 2>&1 &
+half=$!
+"$PY" -m pytest test/kernels test/sglang_plugin test/cpu_engine test/native test/page
+other=$?
+wait $half
+one=$?
+cat build/test.txt
+"$PY" -m pytest test/e2e
+servers=$?
+exit $((one | other | servers))
