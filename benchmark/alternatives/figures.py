@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from benchmark.metrics import paired_ratio, spread
+from benchmark.metrics import paired_ratio, ranged, spread
 
 REFERENCE = "stock"
 OURS = ("banyan", "banyan_store", "banyan_route")
@@ -158,8 +158,7 @@ def ttft_beside(one: Mapping[str, Any]) -> str:
     """Mean TTFT of ours over theirs; nothing where another attention would decide it."""
     if ATTENTION[one["ours"]] != ATTENTION[one["other"]]:
         return "-"
-    ratio = one["ttft_ratio"]
-    return f"{ratio['median']:.2f} ({ratio['min']:.2f}-{ratio['max']:.2f})"
+    return ranged(one["ttft_ratio"])
 
 
 def standing(one: Mapping[str, Any]) -> str:

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +20,9 @@ import zmq
 from test.e2e.conftest import Client, until
 
 from banyan.router.events import BlockRemoved, BlockStored, read_batch
+from benchmark.alternatives.kept import wait_until_still
 from benchmark.modes import models
-from benchmark.servers import Server, ServerSpec, cpu_env, free_port, wait_ready
+from benchmark.servers import Server, ServerSpec, beside, cpu_env, free_port, wait_ready
 from benchmark.warm import ForkedServer
 
 PAGE = 16
@@ -36,17 +37,11 @@ INDEXER = "import sys, dynamo._core; dynamo._core.run_kv_indexer(sys.argv[1:])"
 MODEL_NAME = "m"
 
 
-def post(url: str, body: dict[str, Any]) -> Any:
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return json.loads(answer.read())
-
-
 @dataclass(frozen=True)
 class Indexer:
     """Dynamo's, with one worker of several ranks."""
 
-    url: str
+    client: Client
     port: int
     replay_port: int
 
@@ -56,10 +51,10 @@ class Indexer:
                 "endpoint": f"tcp://127.0.0.1:{self.port + rank}",
                 "replay_endpoint": f"tcp://127.0.0.1:{self.replay_port + rank}",
             }
-            post(f"{self.url}/register", self._worker | where | {"dp_rank": rank, "block_size": PAGE})
+            self.client.post("/register", self._worker | where | {"dp_rank": rank, "block_size": PAGE})
 
     def unregister(self) -> None:
-        post(f"{self.url}/unregister", self._worker)
+        self.client.post("/unregister", self._worker)
 
     @property
     def _worker(self) -> dict[str, Any]:
@@ -67,30 +62,17 @@ class Indexer:
 
     def believes(self, ids: list[int]) -> dict[str, Any]:
         """Tokens of a prompt: ``dp``, in the pool of each rank; ``longest_matched``, in pool and arena of one."""
-        answer = post(f"{self.url}/query", {"token_ids": ids, "model_name": MODEL_NAME})
+        answer = self.client.post("/query", {"token_ids": ids, "model_name": MODEL_NAME})
         return answer["instances"].get("1", {"longest_matched": 0, "dp": {}})
 
 
 @contextmanager
 def indexer(events: dict[str, Any], log: Path) -> Iterator[Indexer]:
     port = free_port()
-    with log.open("w") as out:
-        process = subprocess.Popen([sys.executable, "-c", INDEXER, "--port", str(port)], stdout=out, stderr=out)
     url = f"http://127.0.0.1:{port}"
-    try:
-        until(lambda: answers(f"{url}/workers"), told=log.read_text)
-        yield Indexer(url, *(int(events[name].rpartition(":")[2]) for name in ("endpoint", "replay_endpoint")))
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5):
-            return True
-    except OSError:
-        return False
+    with beside([sys.executable, "-c", INDEXER, "--port", str(port)], log, f"{url}/workers"):
+        ports = (int(events[name].rpartition(":")[2]) for name in ("endpoint", "replay_endpoint"))
+        yield Indexer(Client(SimpleNamespace(url=url)), *ports)
 
 
 class ToldPages:
@@ -170,7 +152,8 @@ def compare(heard: Indexer, asker: Asker, num_prompts: int) -> int:
         ids, rank = asker.draw()
         # The last token is computed, whatever is there.
         most = (len(ids) - 1) // PAGE * PAGE
-        settle(heard, ids)
+        # Events come a moment after the answer.
+        assert wait_until_still(partial(heard.believes, ids), timeout_s=60, still_s=0.4, poll_s=0.1)
         believed = heard.believes(ids)
         found = asker.ask(ids, rank)
         in_pool = believed["dp"].get(str(rank), 0)
@@ -179,17 +162,6 @@ def compare(heard: Indexer, asker: Asker, num_prompts: int) -> int:
         assert min(believed["longest_matched"], most) <= found["all"], (believed, found)
         num_in_arena += min(believed["longest_matched"], most) > max([*believed["dp"].values(), 0])
     return num_in_arena
-
-
-def settle(heard: Indexer, ids: list[int]) -> None:
-    """Wait until what it believes stays: events come a moment after the answer."""
-    last: list[Any] = []
-
-    def stays() -> bool:
-        last.append(heard.believes(ids))
-        return len(last) > 2 and last[-1] == last[-2] == last[-3]
-
-    until(stays)
 
 
 def test_dynamos_indexer_when_pages_come_go_are_flushed_and_the_server_starts_again_then_it_believes_what_is_there(

@@ -40,6 +40,9 @@ def conversation_of(fields: Mapping[str, Any], headers: Mapping[str, str]) -> st
         metadata.get("user_id"),
     )
     name = next((one for one in said if isinstance(one, str) and one), None)
-    if name is None:
-        return None
-    return hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=NAME_BYTES).hexdigest()
+    return None if name is None else name_of(name)
+
+
+def name_of(said: str) -> str:
+    """How a conversation, or a session, is called here: a hash, so that nobody keeps a client's words."""
+    return hashlib.blake2b(said.encode(errors="surrogatepass"), digest_size=NAME_BYTES).hexdigest()

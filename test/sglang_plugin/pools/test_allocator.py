@@ -45,6 +45,19 @@ def page_ids(slots):
     return (slots[::PAGE_TOKENS] // PAGE_TOKENS).tolist()
 
 
+def for_prefill(pages, num_tokens):
+    """Slots for a prompt of which nothing is cached."""
+    nothing, all_of_it = torch.tensor([0]), torch.tensor([num_tokens])
+    return pages.alloc_extend(
+        prefix_lens=nothing,
+        prefix_lens_cpu=nothing,
+        seq_lens=all_of_it,
+        seq_lens_cpu=all_of_it,
+        last_loc=torch.tensor([-1]),
+        extend_num_tokens=num_tokens,
+    )
+
+
 def test_free_when_nobody_reads_then_the_page_is_free_at_once(node):
     pages, cache, *_ = node
     slots = pages.alloc(2 * PAGE_TOKENS)
@@ -111,14 +124,7 @@ def test_load_when_readers_would_make_all_ranks_wait_then_it_gives_up_before_oth
     pages.load_patience_s = lambda: 0.0
     assert pages.alloc(PAGE_TOKENS) is None
     threading.Timer(0.05, lease.release).start()
-    prefill = pages.alloc_extend(
-        prefix_lens=torch.tensor([0]),
-        prefix_lens_cpu=torch.tensor([0]),
-        seq_lens=torch.tensor([PAGE_TOKENS]),
-        seq_lens_cpu=torch.tensor([PAGE_TOKENS]),
-        last_loc=torch.tensor([-1]),
-        extend_num_tokens=PAGE_TOKENS,
-    )
+    prefill = for_prefill(pages, PAGE_TOKENS)
     assert page_ids(prefill) == [5], "a prefill that gets no page would end the server"
 
 
@@ -129,14 +135,7 @@ def test_load_when_another_shard_got_no_pages_then_these_come_back_and_all_compu
     before = pages.available_size()
     assert pages.alloc(PAGE_TOKENS) is None and asked == [True]
     assert pages.available_size() == before
-    taken = pages.alloc_extend(
-        prefix_lens=torch.tensor([0]),
-        prefix_lens_cpu=torch.tensor([0]),
-        seq_lens=torch.tensor([before]),
-        seq_lens_cpu=torch.tensor([before]),
-        last_loc=torch.tensor([-1]),
-        extend_num_tokens=before,
-    )
+    taken = for_prefill(pages, before)
     assert len(set(page_ids(taken))) == NUM_FRAMES - 1, "what is computed into needs no agreement"
     assert pages.alloc(PAGE_TOKENS) is None and asked == [True, False], "the others wait for its answer"
 

@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How sessions are called where prefixes are kept for them: pure. A hash, so that nobody keeps a client's words."""
+"""Which session a request is of, where prefixes are kept for sessions: pure."""
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
-NAME_BYTES = 16
-
-
-def name_of(session_id: str) -> str:
-    return hashlib.blake2b(session_id.encode(errors="surrogatepass"), digest_size=NAME_BYTES).hexdigest()
+from banyan.routing.conversation import name_of
 
 
 def named_by(asked: Any) -> str | None:

@@ -38,12 +38,12 @@ def admit(obj: Any, request: Any, manager: Any) -> None:
     Raises:
         BadRequest: in one line.
     """
-    config = runtime.config()
-    if config is None or not config.tenant_secret_file:
+    path = _secret_file()
+    if not path:
         return
     with clients.refusing(obj):
         try:
-            _admit(obj, request, manager, _tenant_secret(config.tenant_secret_file))
+            _admit(obj, request, manager, _tenant_secret(path))
         except BadRequest:
             raise
         except Exception as error:
@@ -58,10 +58,8 @@ def salt_for(request: Any, said: str | None) -> str | None:
     Raises:
         BadRequest: where no router says whose it is.
     """
-    config = runtime.config()
-    if config is None or not config.tenant_secret_file:
-        return said
-    return salted(_tenant_of(request, _tenant_secret(config.tenant_secret_file)), said)
+    path = _secret_file()
+    return salted(_tenant_of(request, _tenant_secret(path)), said) if path else said
 
 
 def name_of(path: str) -> str:
@@ -71,6 +69,12 @@ def name_of(path: str) -> str:
         OSError, ValueError: when the file cannot be used.
     """
     return TenantSecret(read_secret(Path(path))).name if path else ""
+
+
+def _secret_file() -> str:
+    """ "" where this server has no tenants."""
+    config = runtime.config()
+    return "" if config is None else config.tenant_secret_file
 
 
 @lru_cache(maxsize=1)

@@ -16,8 +16,8 @@ from test.sglang_plugin.rank.hooked import hooked
 
 from banyan.config import Config
 from banyan.features.told.launcher import hints, route
-from banyan.features.told.session import name_of
 from banyan.routing.cache_path import CACHE_PATH
+from banyan.routing.conversation import name_of
 from banyan.routing.headers import TENANT_HEADER
 from banyan.routing.tenant_secret import TenantSecret
 from banyan.sglang_plugin import runtime

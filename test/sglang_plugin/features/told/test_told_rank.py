@@ -12,7 +12,7 @@ from test.sglang_plugin.rank.test_linker import PAGE, make_rank, polled_until, t
 from banyan import _native
 from banyan.config import Config
 from banyan.features.told.command import METHOD
-from banyan.features.told.session import name_of
+from banyan.routing.conversation import name_of
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import requests
 

@@ -10,7 +10,7 @@ from sglang.srt.managers.io_struct import DumperControlReqOutput
 
 from banyan.features.told.command import METHOD, Command
 from banyan.features.told.rank import told_rank
-from banyan.features.told.session import name_of
+from banyan.routing.conversation import name_of
 from banyan.sglang_plugin import runtime
 
 
