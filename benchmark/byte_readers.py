@@ -19,7 +19,7 @@ import msgspec
 from banyan.arena.index_file import HEADER, HEADER_BYTES, MAGIC, IndexFile
 from banyan.decoding import json_of
 from banyan.features.nodes import wire
-from banyan.features.pairs.rendezvous import Rendezvous, address, has_broken
+from banyan.features.pairs.rendezvous import Rendezvous, address, broken_with
 from banyan.layout.file_digests import recalled
 from banyan.planner import asked
 from banyan.router import prompt
@@ -190,7 +190,7 @@ def read_body(path: str, body: bytes, headers: Mapping[str, str]) -> None:
         json_of(pinned)
         json_of(without)
     address(body, Rendezvous("host", 1, 2))
-    has_broken(200, body, is_stream=True)
+    broken_with(200, body, is_stream=True)
 
 
 def _fields(body: bytes) -> None:
@@ -276,7 +276,7 @@ def _loads() -> list[bytes]:
 def _questions() -> list[bytes]:
     keys, token = b"k" * wire.KEY_BYTES, b"t" * wire.TOKEN_BYTES
     asks = [kind(1, NAMESPACE, keys * 2) for kind in (wire.Ask, wire.Read, wire.Borrow)]
-    return [wire.encode(message) for message in (*asks, wire.Return(token))]
+    return [wire.encode(message) for message in (*asks, wire.Return(token), wire.Probe(1, 1 << 20))]
 
 
 def _answers() -> list[bytes]:

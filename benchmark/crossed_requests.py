@@ -5,9 +5,10 @@ once in a million. Fields that name files or URLs are left out, and large number
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from banyan.routing.cache_path import CACHE_PATH
 from benchmark.drawn_requests import NUMBERS, OTHERS, SAMPLING, TEXTS, Drawn, bounded
 
 VALUES: tuple[Any, ...] = (*NUMBERS, *TEXTS, *OTHERS, [1], ["a"], [0.5], ["a", "b"], [[1, 2], [3]], "last")
@@ -32,7 +33,12 @@ VALID: Mapping[str, dict[str, Any]] = {
     "/open_session": {"capacity_of_str_len": 100},
     "/close_session": {"session_id": "none"},
     "/abort_request": {"rid": "none"},
+    "/release_memory_occupation": {"tags": ["cuda_graph"]},
+    "/resume_memory_occupation": {"tags": ["cuda_graph"]},
+    CACHE_PATH: {"action": "retain", "input_ids": [*range(5, 40)], "ttl_s": 0.5},
 }
+UNTOLD = {CACHE_PATH: ("action", "input_ids", "text", "ttl_s", "cache_salt", "extra_key")}
+"""Fields of paths that the server does not tell of."""
 
 
 def crossed(openapi: Mapping[str, Any]) -> list[Drawn]:
@@ -51,7 +57,9 @@ def _bodies(openapi: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield "/generate", {**VALID["/generate"], "sampling_params": {**_SAMPLED, name: value}}
 
 
-def _fields(openapi: Mapping[str, Any], path: str) -> list[str]:
+def _fields(openapi: Mapping[str, Any], path: str) -> Sequence[str]:
+    if path in UNTOLD:
+        return UNTOLD[path]
     content = openapi["paths"][path]["post"]["requestBody"]["content"]
     schema = content["application/json"]["schema"]
     while "$ref" in schema:

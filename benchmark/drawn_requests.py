@@ -61,7 +61,7 @@ def request(rng: random.Random, prompt: Sequence[int]) -> Drawn:
     """A request about some tokens of `prompt`."""
     path, body = _valid(rng, list(prompt)[: rng.randrange(1, 60)])
     for _ in range(rng.choice((0, 1, 1, 2, 3))):
-        body = _changed(rng, body)
+        body = changed(rng, body)
     text = json.dumps(bounded(body)).encode()
     is_garbled = rng.random() < 0.1
     if is_garbled:
@@ -124,18 +124,18 @@ def _hints(rng: random.Random) -> dict[str, Any]:
             "action_id": str(number),
             "action_type": rng.choice(ACTIONS),
             "action_version": "1",
-            "payload": {rng.choice(payload_fields): _value(rng) for _ in range(rng.randrange(3))},
+            "payload": {rng.choice(payload_fields): odd_value(rng) for _ in range(rng.randrange(3))},
         }
         for number in range(rng.randrange(1, 4))
     ]
     return {"protocol_version": "1", "message_id": "m", "actions": actions}
 
 
-def _value(rng: random.Random) -> Any:
+def odd_value(rng: random.Random) -> Any:
     return rng.choice((*NUMBERS, *TEXTS, *OTHERS))
 
 
-def _changed(rng: random.Random, body: dict[str, Any]) -> dict[str, Any]:
+def changed(rng: random.Random, body: dict[str, Any]) -> dict[str, Any]:
     """One field, at any depth, changed, gone or new."""
     body = copy.deepcopy(body)
     holder: Any = body
@@ -146,11 +146,11 @@ def _changed(rng: random.Random, body: dict[str, Any]) -> dict[str, Any]:
             break
         holder = holder[rng.choice(inner)]
     if isinstance(holder, dict) and (not places or rng.random() < 0.5):
-        holder[rng.choice(SAMPLING if "temperature" in holder and holder is not body else FIELDS)] = _value(rng)
+        holder[rng.choice(SAMPLING if "temperature" in holder and holder is not body else FIELDS)] = odd_value(rng)
     elif places and rng.random() < 0.3:
         del holder[rng.choice(places)]
     elif places:
-        holder[rng.choice(places)] = _value(rng)
+        holder[rng.choice(places)] = odd_value(rng)
     return body
 
 

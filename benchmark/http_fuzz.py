@@ -4,16 +4,18 @@ the server lives, no rank and no hook has failed, no traceback ends in Banyan, a
 
     make fuzz FUZZ_SECONDS=600
     make fuzz FUZZ_SECONDS=600 ARGS=--router
+    make fuzz FUZZ_SECONDS=600 ARGS=--tenants
 
-Each request is made by a number alone, so that a finding is repeated by ``--from NUMBER --requests 1``. Numbers that
-found something are kept in test/e2e/drawn_requests.txt, which a test plays. Numbers below 0 are fields that the server
-says it has, each with each of some odd values (benchmark.crossed_requests): ``--crossed`` plays all of these.
+Each request is made by a number alone, so that a finding is repeated by ``--from NUMBER --requests 1``. Every fourth
+is about what caches are told, or memory that is given back (benchmark.told_requests). Numbers that found something are
+kept in test/e2e/drawn_requests.txt, which a test plays. Numbers below 0 are fields that the server says it has, each
+with each of some odd values (benchmark.crossed_requests): ``--crossed`` plays all of these. With ``--tenants`` the
+router has keys, and nobody may be served without one of them.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import http.client
 import json
 import random
@@ -31,12 +33,14 @@ from pathlib import Path
 from typing import Any
 
 import banyan
-from benchmark import drawn_requests
+from banyan.routing.cache_path import CACHE_PATH
+from banyan.routing.headers import TENANT_HEADER
+from benchmark import drawn_keys, drawn_requests, told_requests
 from benchmark.crossed_requests import crossed
+from benchmark.drawn_requests import Drawn
 from benchmark.modes import models
-from benchmark.modes.asking import post
 from benchmark.router_failover import router
-from benchmark.servers import Server, unwind_on_sigterm, wait_ready
+from benchmark.servers import Server, unwind_on_sigterm, wait_ready, write_secret
 from benchmark.soak import rig
 from benchmark.warm import ForkedServer
 
@@ -48,6 +52,14 @@ PACKAGE = f"{Path(banyan.__file__).parent}/"
 TRACEBACK = "Traceback (most recent call last)"
 FRAME = re.compile(r'^  File "([^"]+)", line (\d+), in (\S+)')
 NUM_LISTED = 20
+OF_TENANTS = ("/generate", "/v1/completions", "/v1/chat/completions", "/v1/messages", CACHE_PATH)
+"""Where prompts go."""
+
+
+def drawn(number: int, prompt: Sequence[int]) -> Drawn:
+    """The request of a number. Others than each fourth are what they were before there was anything to tell a cache."""
+    kind = told_requests if number % 4 == 3 else drawn_requests
+    return kind.request(random.Random(number), prompt)
 
 
 @dataclass
@@ -60,11 +72,14 @@ class Played:
 
 class Fuzz:
     """One server, and what it said to the probe before anything was drawn. `url`: where the requests go, if not there;
-    `log`: of what answers there."""
+    `log`: of what answers there; `words`: what a router that knows tenants says to the server."""
 
-    def __init__(self, server: Server, url: str | None = None, log: Path | None = None) -> None:
+    def __init__(
+        self, server: Server, url: str | None = None, log: Path | None = None, words: tuple[str, ...] = ()
+    ) -> None:
         self._server = server
         self._port = urllib.parse.urlsplit(url or server.url).port
+        self._words = words
         self._logs = {server.log_path: 0} if log is None else {server.log_path: 0, log: 0}
         self._probe = models.random_prompt(random.Random(0), PROBE_TOKENS)
         with urllib.request.urlopen(f"{server.url}/openapi.json", timeout=TIMEOUT_S) as response:
@@ -89,17 +104,31 @@ class Fuzz:
         return range(-len(self._crossed), 0)
 
     def _status(self, number: int) -> int | str:
-        drawn = self._crossed[number] if number < 0 else drawn_requests.request(random.Random(number), self._probe)
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=TIMEOUT_S)
+        request, port, is_known = self._crossed[number] if number < 0 else drawn(number, self._probe), self._port, True
+        if self._words:
+            rng = random.Random(f"keys of {number}")
+            if rng.random() < 0.2:
+                port = urllib.parse.urlsplit(self._server.url).port
+                keyed = drawn_keys.forged(rng, request, self._words)
+            else:
+                keyed = drawn_keys.keyed(rng, request)
+            request, is_known = keyed.drawn, keyed.is_known
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
         try:
-            connection.request("POST", drawn.path, drawn.body, drawn.headers)
+            connection.request("POST", request.path, request.body, request.headers)
             answer = connection.getresponse()
-            with contextlib.suppress(http.client.IncompleteRead):
+            try:
+                said = answer.read()
+            except http.client.IncompleteRead as broken:
                 # SGLang breaks a stream off, behind its status, whose request turns out to be none.
-                answer.read()
+                said = broken.partial
+            # A stream begins before it is refused.
+            is_served = answer.status < 400 and said and b'"error"' not in said
+            if is_served and not is_known and request.path in OF_TENANTS:
+                return f"served without a key: {request.path} {request.headers}"
             return answer.status
         except (OSError, http.client.HTTPException) as error:
-            return f"{type(error).__name__}: {error}: {drawn.path} {drawn.headers} {drawn.body[:500]!r}"
+            return f"{type(error).__name__}: {error}: {request.path} {request.headers} {request.body[:500]!r}"
         finally:
             connection.close()
 
@@ -134,7 +163,10 @@ class Fuzz:
     def _said(self, rank: int) -> list[int]:
         sampling = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
         body = {"input_ids": self._probe, "sampling_params": sampling, "routed_dp_rank": rank}
-        return list(post(f"{self._server.url}/generate", body)["output_ids"])
+        headers = {"Content-Type": "application/json", **({TENANT_HEADER: self._words[0]} if self._words else {})}
+        asked = urllib.request.Request(f"{self._server.url}/generate", json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as response:
+            return list(json.load(response)["output_ids"])
 
 
 def own_tracebacks(log: str) -> list[str]:
@@ -163,12 +195,7 @@ def main() -> int:
     statuses: Counter[int] = Counter()
     wrong: list[str] = []
     with ExitStack() as stack:
-        server = stack.enter_context(rig.sharing(args.out, args.cores, ForkedServer))
-        wait_ready([server])
-        fuzz = Fuzz(server)
-        if args.router:
-            log = args.out / "router.log"
-            fuzz = Fuzz(server, stack.enter_context(router([server.url], "lmetric", log)), log)
+        fuzz = start(stack, args)
         all_crossed = list(fuzz.crossed_numbers)
         parts = (
             [all_crossed[at : at + BATCH] for at in range(0, len(all_crossed), BATCH)]
@@ -186,6 +213,21 @@ def main() -> int:
     return 1 if wrong else 0
 
 
+def start(stack: ExitStack, args: argparse.Namespace) -> Fuzz:
+    """A server, and in front of it what was asked for."""
+    secret = write_secret(args.out / "secret") if args.tenants else None
+    flags = () if secret is None else ("--banyan-tenant-secret-file", str(secret))
+    server = stack.enter_context(rig.sharing(args.out, args.cores, ForkedServer, flags))
+    wait_ready([server])
+    log = args.out / "router.log"
+    if secret is not None:
+        tenants = drawn_keys.write_tenants(args.out / "tenants.toml")
+        rules = ("--tenants-file", str(tenants), "--tenant-secret-file", str(secret))
+        url = stack.enter_context(router([server.url], "lmetric", log, rules))
+        return Fuzz(server, url, log, drawn_keys.words(secret))
+    return Fuzz(server, stack.enter_context(router([server.url], "lmetric", log)), log) if args.router else Fuzz(server)
+
+
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmark.http_fuzz", description=__doc__)
     parser.add_argument("--seconds", type=float, default=120.0)
@@ -195,6 +237,7 @@ def options() -> argparse.ArgumentParser:
     )
     parser.add_argument("--crossed", action="store_true", help="each field with each odd value, and nothing drawn")
     parser.add_argument("--router", action="store_true", help="send them to `banyan route` in front of the server")
+    parser.add_argument("--tenants", action="store_true", help="the same, and the router knows tenants by their keys")
     parser.add_argument("--cores", type=int, default=2, help="cores that the ranks share")
     parser.add_argument("--out", type=Path, default=Path("build/fuzz"))
     return parser

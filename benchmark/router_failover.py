@@ -57,10 +57,10 @@ def server_spec(label: str, core: int, args: tuple[str, ...] = SERVER_ARGS) -> S
 
 
 @contextmanager
-def router(urls: Sequence[str], policy: str, log: Path) -> Iterator[str]:
-    """A router in front of the servers at `urls`; its own URL."""
+def router(urls: Sequence[str], policy: str, log: Path, more: Sequence[str] = ()) -> Iterator[str]:
+    """A router in front of the servers at `urls`, with `more` arguments; its own URL."""
     port = free_port()
-    command = [sys.executable, "-m", "banyan.cli", "route", "--policy", policy, "--port", str(port)]
+    command = [sys.executable, "-m", "banyan.cli", "route", "--policy", policy, "--port", str(port), *more]
     for server in urls:
         command += ["--server", server]
     url = f"http://127.0.0.1:{port}"

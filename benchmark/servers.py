@@ -231,7 +231,7 @@ def wait_ready(
     servers: Sequence[Server],
     *,
     timeout_s: float = 420.0,
-    poll_s: float = 0.5,
+    poll_s: float = 0.2,
     waiting: Callable[[list[str], float], None] | None = None,
 ) -> None:
     """Return when all `servers` generate; `waiting` is told who is missing and for how long it has been.

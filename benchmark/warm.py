@@ -2,8 +2,8 @@
 """Servers forked from one process that has SGLang imported, for tests and checks that start many of them.
 
 Each of the five processes of a server imports for seconds before it does anything. Here all of them are forks of one
-that has done so; from there on a server is `sglang.launch_server` with its flags and variables, as ever. Most
-measurements, and tests of how a server starts, start real ones.
+that has done so; from there on a server is `sglang.launch_server` with its flags and variables, as ever, but for what
+only takes time (`CHANGES`). Most measurements, and tests of how a server starts, start real ones.
 
 The process reads requests from a socket and answers each with one line: start a server, or say how one ended. It ends
 with the socket, however the other side came to its end, and no server outlives it. Variables that are read while
@@ -12,8 +12,10 @@ modules are imported are those of the first server, for all.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib
 import json
@@ -27,7 +29,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any, NoReturn
 
 from benchmark.processes import ProcessSession
@@ -142,6 +144,8 @@ def main(fd: int) -> None:
     for name in MODULES:
         importlib.import_module(name)
     logging.disable(logging.NOTSET)
+    for change in CHANGES:
+        change()
     # Collected objects would be written to, and their memory with them, in every fork.
     gc.collect()
     gc.freeze()
@@ -210,6 +214,56 @@ def _fork_children() -> None:
 
     os.register_at_fork(after_in_child=lambda: setattr(plugins, "_plugins_loaded", False))
     SpawnProcess._Popen = staticmethod(ForkProcess._Popen)  # type: ignore[method-assign]
+
+
+def _parse_once() -> None:
+    """Each server that shares compares what its patches were written against, in files that take a second to parse."""
+    from banyan import patches
+
+    patches.parsed_file = functools.cache(patches.parsed_file)
+    patches.changed(patches.load_queue())
+
+
+def _walk_modules_once() -> None:
+    """For each hook SGLang looks into all modules for copies of what is hooked, which with everything imported takes
+    seconds of each process: here it looks once for all hooks."""
+    from sglang.srt.plugins import hook_registry
+
+    registry, propagate = hook_registry.HookRegistry, hook_registry._propagate_patch
+    apply_hooks = registry.apply_hooks
+
+    def apply_at_once() -> None:
+        hooked: dict[int, tuple[Any, Any, Any]] = {}
+        hook_registry._propagate_patch = lambda *patch: hooked.update({id(patch[0]): patch}) or 0
+        try:
+            apply_hooks()
+        finally:
+            hook_registry._propagate_patch = propagate
+        for module in [module for module in sys.modules.values() if isinstance(module, ModuleType)]:
+            for name, value in list(vars(module).items()):
+                original, wrapped, source = hooked.get(id(value), (None, None, None))
+                if original is not None and module is not source:
+                    setattr(module, name, wrapped)
+
+    registry.apply_hooks = apply_at_once
+
+
+def _see_signals_soon() -> None:
+    """SGLang looks every five seconds whether it has been told to end."""
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+    end = TokenizerManager.sigterm_watchdog
+
+    async def end_soon(manager: TokenizerManager) -> None:
+        while not manager.gracefully_exit:
+            await asyncio.sleep(POLL_S)
+        await end(manager)
+
+    TokenizerManager.sigterm_watchdog = end_soon
+
+
+CHANGES = (_parse_once, _walk_modules_once, _see_signals_soon)
+"""Made once, before the first server."""
 
 
 if __name__ == "__main__":

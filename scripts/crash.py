@@ -20,11 +20,11 @@ def main() -> int:
     which.add_argument("--seed", type=int, help="run one seed and say what it does")
     parser.add_argument("--dir", type=Path, help="where the stores are made; a temporary directory if absent")
     args = parser.parse_args()
-    build = ["cargo", "build", "-q", "--release", "-p", "banyan-store", "--example", "crash"]
+    build = ["cargo", "build", "-q", "--profile", "tested", "-p", "banyan-store", "--example", "crash"]
     subprocess.run(build, cwd=KERNEL, check=True)
     what = [str(args.seeds)] if args.seed is None else ["--seed", str(args.seed)]
     folder = tempfile.mkdtemp(prefix="banyan-crash-", dir=args.dir)
-    status = subprocess.run([KERNEL / "target/release/examples/crash", folder, *what]).returncode
+    status = subprocess.run([KERNEL / "target/tested/examples/crash", folder, *what]).returncode
     if status == 0:
         shutil.rmtree(folder)
     else:

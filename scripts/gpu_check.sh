@@ -3,6 +3,7 @@
 # Proves the GPU path on this machine in steps of eight minutes at most; see test/gpu/check.py. Fetches nothing.
 #   scripts/gpu_check.sh [STEP ...]   steps to run (again); without any: all that are not proved for this commit
 #   PYTHON=...                        interpreter (default: .venv, else python3)
+#   JOBS=6                            steps that run at once, on a GPU and a host that hold them (default: 1)
 #   OUT_DIR=...                       results (default: build/gpu)
 #   CUDA_STAND_IN=late                no GPU, but what stands in for one (test/cuda_stand_in)
 #   SERVER_OPTIONS=...                added to the arguments of each server, as its last

@@ -70,6 +70,18 @@ WIDE = Shape(
     {"hidden_size": 512, "intermediate_size": 1408, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64},
 )
 """For measurements: a prompt of it takes long enough to be worth finding again."""
+PAGES = Shape(
+    "pages",
+    "llama",
+    {
+        "hidden_size": 144,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 18,
+        "num_key_value_heads": 18,
+        "head_dim": 64,
+    },
+)
+"""For tests of what is kept where: pages as large as those of SmolLM2-135M, which take a fraction of its time."""
 LONG = Shape("long", "llama", {"num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 131_072})
 """For measurements: a context as large models have, and steps of milliseconds."""
 MOE = Shape(
@@ -199,6 +211,11 @@ def _write_last_layer_again(scratch: Path, model: torch.nn.Module) -> None:
 
 MLA_MTP = Shape("mla-mtp", MLA.model_type, MLA.fields, _write_last_layer_again)
 
+# SGLang's Triton kernel for latents knows those of the models that there are: 512 and 64 wide.
+LATENTS_ON_GPU = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+MLA_WIDE = Shape("mla-wide", MLA.model_type, MLA.fields | LATENTS_ON_GPU)
+MLA_WIDE_MTP = Shape("mla-wide-mtp", MLA.model_type, MLA.fields | LATENTS_ON_GPU, _write_last_layer_again)
+
 WINDOW_TOKENS = 40
 """Three pages of 16: neither a page nor a whole number of them."""
 # SGLang keeps the windows of few architectures apart from the rest; of these Mellum is the plainest.
@@ -267,7 +284,7 @@ STATE_TOKENS = 64
 STATE_ENV = (("SGLANG_MAMBA_CONV_DTYPE", "float32"),)
 """For a server that computes in float32: SGLang rounds what a convolution keeps to bf16 otherwise, so that a forward
 behind kept inputs differs from one that has all of them, with SGLang's own cache too."""
-SHAPES = (LLAMA, MOE, MLA, DSA, MTP, MLA_MTP, WINDOW, SINKS, STATE)
+SHAPES = (LLAMA, MOE, MLA, DSA, MTP, MLA_MTP, MLA_WIDE, MLA_WIDE_MTP, WINDOW, SINKS, STATE)
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

@@ -55,7 +55,8 @@ ONE_RANK = ("--dp", "1")
 IN_STEP = ("--tp", "2", "--dp", "2", "--enable-dp-attention")
 IN_STEP_TOO = ("--tp", "2", "--attn-dp-size", "2")
 STORE = "{folder}/store"
-"""The harness puts a folder of the row in its place; so too for the adapter, the model and its draft."""
+PORT = "{port}"
+"""The harness puts a folder of the row in its place; so too for a free port, the adapter, the model and its draft."""
 ADAPTER, MODEL, DRAFT, DRAFT_OF_LAYERS = "{adapter}", "{model}", "{draft}", "{draft-of-layers}"
 LORA = ("--enable-lora", "--lora-paths", f"tiny={ADAPTER}", "--lora-backend", "torch_native")
 GPU = "a GPU"
@@ -302,6 +303,7 @@ def _served() -> tuple[Mode, ...]:
         replicas("structured output", answer="tokens of a grammar"),
         replicas("pages leave by how often they were used", "--radix-eviction-policy", "lfu"),
         replicas("several tokenizer workers", "--tokenizer-worker-num", "2"),
+        replicas("gRPC beside HTTP", "--grpc-port", PORT),
         replicas("gRPC in place of HTTP", *GRPC, answer="tokens by gRPC", env=NO_WARM_UP),
     )
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmark.modes.asking import LONGEST, NUM_PROMPTS, SHORTEST, SOURCES
-from benchmark.modes.rows import ADAPTER, DRAFT, DRAFT_OF_LAYERS, MODEL, MODES, STORE, Mode
+from benchmark.modes.rows import ADAPTER, DRAFT, DRAFT_OF_LAYERS, MODEL, MODES, PORT, STORE, Mode
 
 HEAD = """# Modes of SGLang, and what Banyan does in each
 
@@ -128,5 +128,8 @@ def _cell(line: str) -> str:
 
 def _shown(flag: str) -> str:
     """Without the paths of the machine of the run."""
-    folders = {STORE: "FOLDER", ADAPTER: "FOLDER", DRAFT: "FOLDER", DRAFT_OF_LAYERS: "FOLDER", MODEL: "MODEL"}
-    return functools.reduce(lambda said, name: said.replace(name, folders[name]), folders, flag)
+    words = {
+        **dict.fromkeys((STORE, ADAPTER, DRAFT, DRAFT_OF_LAYERS), "FOLDER"),
+        **{MODEL: "MODEL", PORT: "PORT"},
+    }
+    return functools.reduce(lambda said, name: said.replace(name, words[name]), words, flag)

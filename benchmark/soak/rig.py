@@ -27,13 +27,14 @@ ENGINE = (
 )
 
 
-def sharing(folder: Path, num_cores: int, kind: type[Server] = Server) -> Server:
+def sharing(folder: Path, num_cores: int, kind: type[Server] = Server, more: tuple[str, ...] = ()) -> Server:
     """The server under soak, with an empty store. `kind`: whose processes are its own, or forked (benchmark.warm), of
-    which nobody can tell what they use themselves."""
+    which nobody can tell what they use themselves. `more`: flags."""
     flags = (
         *("--max-total-tokens", str(POOL_TOKENS), "--banyan-host-gb", str(ARENA_GIB)),
         *("--banyan-store", str(store_folder(folder)), "--banyan-store-gb", str(STORE_GIB)),
-        *("--banyan-store-admit", "first"),
+        # An order by what is cached, which passes nobody over for long.
+        *("--banyan-store-admit", "first", "--schedule-policy", "lpm", *more),
     )
     return kind(_spec(folder, "on", flags, num_cores), models.ensure(models.LLAMA), folder)
 

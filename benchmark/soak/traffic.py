@@ -16,7 +16,8 @@ from typing import Any
 
 import aiohttp
 
-from benchmark import drawn_requests
+from banyan.routing.cache_path import CACHE_PATH
+from benchmark import drawn_requests, told_requests
 from benchmark.modes.models import random_prompt
 from benchmark.soak.asking import Client, is_aborted
 from benchmark.soak.expected import GREEDY, NUM_TOKENS, Known, logprob_complaint
@@ -24,6 +25,8 @@ from benchmark.soak.expected import GREEDY, NUM_TOKENS, Known, logprob_complaint
 NUM_RANKS = 2
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
 REGEX = "[ab]{3}-[0-9]"
+TENANTS: tuple[dict[str, str], ...] = ({}, {}, *({"cache_salt": f"tenant {number}"} for number in range(4)))
+TTLS_S = (0.1, 2.0, 20.0)
 GRAMMAR = 'root ::= "yes" | "no"'
 
 Kind = Callable[[Client], Awaitable[None]]
@@ -37,20 +40,41 @@ def asked(client: Client, known: Known, **fields: Any) -> dict[str, Any]:
     if client.rng.random() < 0.5:
         body["routed_dp_rank"] = client.rng.randrange(NUM_RANKS)
     if client.rng.random() < 0.3:
-        body["kv_hints"] = wishes(client)
+        body["kv_hints"] = hints(wish(client))
+    elif client.rng.random() < 0.15 and known.adapter is None:
+        # What an adapter computes is not known by its tokens: a refusal.
+        body["kv_hints"] = hints(told_action(client))
     return {**body, **fields}
 
 
-def wishes(client: Client) -> dict[str, Any]:
+Action = tuple[str, dict[str, Any]]
+
+
+def hints(*actions: Action) -> dict[str, Any]:
+    said = [
+        {"action_id": str(at), "action_type": name, "action_version": "1", "payload": payload}
+        for at, (name, payload) in enumerate(actions)
+    ]
+    return {"protocol_version": "1", "message_id": "m", "actions": said}
+
+
+def wish(client: Client) -> Action:
     """What a client may ask of Banyan."""
-    action = client.rng.choice(
+    return client.rng.choice(
         [
             ("banyan.plan", {"action": client.rng.choice(["move", "compute"])}),
             ("banyan.policy", {"policy": client.rng.choice(["lmetric", "round_robin"])}),
         ]
     )
-    wish = {"action_id": "0", "action_type": action[0], "action_version": "1", "payload": action[1]}
-    return {"protocol_version": "1", "message_id": "m", "actions": [wish]}
+
+
+def told_action(client: Client) -> Action:
+    """What the cache is told of a request's own prompt, or of another one. All of it is granted."""
+    name = client.rng.choice(["retain", "prefetch", "demote", "release"])
+    payload: dict[str, Any] = {"ttl_s": client.rng.choice(TTLS_S)}
+    if client.rng.random() < 0.3:
+        payload["input_ids"] = list(client.rng.choice(client.known).ids)
+    return name, payload
 
 
 async def plain(client: Client) -> None:
@@ -68,6 +92,22 @@ async def salted(client: Client) -> None:
     known = client.rng.choice(client.known)
     fields = {client.rng.choice(["cache_salt", "extra_key"]): f"tenant {client.rng.randrange(4)}"}
     client.judge("salted", known, await client.post("salted", "/generate", asked(client, known, **fields)))
+
+
+async def told(client: Client) -> None:
+    """A command about a known prompt, of one of the tenants. A pin may be over the budget."""
+    action = client.rng.choice(["pin", "pin", "retain", "prefetch", "demote", "release", "list"])
+    known, tenant = client.rng.choice(client.known), client.rng.choice(TENANTS)
+    body = {"action": action, "input_ids": list(known.ids), "ttl_s": client.rng.choice(TTLS_S), **tenant}
+    await client.post("told", CACHE_PATH, body, allowed=(200, 409) if action == "pin" else (200,))
+
+
+async def pinned(client: Client) -> None:
+    """A prompt that is pinned as it comes; over the budget it is refused."""
+    known, tenant = client.rng.choice(client.known), client.rng.choice(TENANTS)
+    action = ("pin", {"ttl_s": client.rng.choice(TTLS_S)})
+    body = asked(client, known, kv_hints=hints(action), **tenant)
+    client.judge("pinned", known, await client.post("pinned", "/generate", body, allowed=(200, 400)))
 
 
 async def adapted(client: Client) -> None:
@@ -129,6 +169,9 @@ async def session(client: Client) -> None:
         place = {"id": name, "rid": parent, "offset": -1, "replace": False}
         body = {"input_ids": ids, "sampling_params": dict(GREEDY), "session_params": place}
         body["routed_dp_rank"] = rank
+        if client.rng.random() < 0.3:
+            # Its end releases this.
+            body["kv_hints"] = hints(("retain", {"ttl_s": max(TTLS_S), "input_ids": list(known.ids)}))
         answer = await client.post("session", "/generate", body)
         if turn == 0 and not client.judge("session", known, answer):
             break
@@ -218,6 +261,14 @@ async def chat(client: Client) -> None:
     await client.post("chat", "/v1/chat/completions", {"model": "any", "messages": messages, "max_tokens": 4})
 
 
+async def marked(client: Client) -> None:
+    """Messages with `cache_control`: an agent marks its system prompt, whoever else asks."""
+    control = {"type": "ephemeral", "ttl": client.rng.choice(["5m", "1h"])}
+    system = [{"type": "text", "text": "You are a tree. " * client.rng.randrange(1, 40), "cache_control": control}]
+    body = {"model": "any", "max_tokens": 4, "system": system, "messages": [{"role": "user", "content": "leaf"}]}
+    await client.post("marked", "/v1/messages", body)
+
+
 async def looking(client: Client) -> None:
     """What gateways and people look at."""
     path = client.rng.choice(["/health", "/v1/models", "/model_info", "/metrics", "/v1/loads"])
@@ -230,7 +281,8 @@ async def looking(client: Client) -> None:
 
 async def harmful(client: Client) -> None:
     """A body that is broken in some way, or says what only the server may say. Any status is right; none is not."""
-    request = drawn_requests.request(client.rng, client.known[0].ids)
+    kind = client.rng.choice([drawn_requests.request, told_requests.told])
+    request = kind(client.rng, client.known[0].ids)
     try:
         async with client.http.post(client.url + request.path, data=request.body, headers=request.headers) as response:
             await response.read()
@@ -249,6 +301,8 @@ KINDS: dict[Kind, int] = {
     plain: 24,
     streamed: 12,
     salted: 4,
+    told: 4,
+    pinned: 3,
     adapted: 6,
     fresh: 14,
     large: 1,
@@ -261,6 +315,7 @@ KINDS: dict[Kind, int] = {
     same_name: 4,
     completions: 6,
     chat: 3,
+    marked: 2,
     looking: 2,
     harmful: 5,
 }

@@ -323,8 +323,8 @@ class FrameTable:
         """Grows whenever the set of published pages changes."""
 
     def close(self) -> None:
-        """Withdraw everything and leave the slot; idempotent, also on drop. Later calls of the others raise
-        ValueError."""
+        """Withdraw everything and leave the slot; idempotent, also on drop. Later on `publish`, `log_access` and
+        `take_touched` raise ValueError; frames are retired and drained as before."""
 
 class Match:
     """Where leading pages were at the time of a lookup. Holds nothing; a lease checks again. Immutable."""
@@ -740,6 +740,19 @@ class Store:
 
     def let_go(self, keys: list[str]) -> None:
         """These go as any other."""
+
+    def share_out(self, share: float) -> None:
+        """From now on each owner has this share of this writer's places while others want room: whoever has more makes
+        it first. Nobody, owner 0, has none."""
+
+    def put_for(
+        self, owner: int, keys: Sequence[str], parent: str | None, memory: SharedBytes, offsets: Frames
+    ) -> list[str]:
+        """As `put`, of pages that are an owner's. More than 65,535 owners are not told apart: the others are nobody."""
+
+    def adopt(self, owner: int, keys: list[str]) -> None:
+        """Of the leading pages of `keys`, those on this writer's shelf that are nobody's are an owner's from now on. A
+        restart makes all of them nobody's."""
 
     def clear(self) -> int:
         """Withdraw every record of this writer's shelf, whatever stands behind it; how many. What is queued completes

@@ -16,13 +16,13 @@ Invariants
   8. After ``stop`` nothing is promised or published. What was granted before lands, or fails, as ever.
 
 A request's fetch: prepared -> queued (``admit``) -> moving (``start``) -> landed or failed (``finish``) -> ended
-(``poll``): it is detached from the reads of the store. ``cancel`` takes a queued one back. All calls come from the
-scheduler thread.
+(``poll``): it is detached from the reads of the store. ``cancel`` takes a queued one back; ``give_up`` makes those that
+are queued fail, and their batch with them. All calls come from the scheduler thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
@@ -86,6 +86,13 @@ class _Batch:
         return [item.fetch for item in self.queued]
 
 
+def _release(queued: Iterable[_Queued]) -> None:
+    """Give the leases of fetches back, as often as one likes."""
+    for held in (part for item in queued for part in item.held):
+        if held.lease is not None:
+            held.lease.release()
+
+
 class FailedCopy:
     """The copy of a batch that could not be begun: it has ended, and failed."""
 
@@ -101,6 +108,11 @@ class FailedCopy:
 
     def ages_s(self) -> Sequence[float]:
         return ()
+
+
+def _failed(queued: Iterable[_Queued]) -> Copy:
+    _release(queued)
+    return FailedCopy()
 
 
 class NobodyElse:
@@ -152,6 +164,7 @@ class PrefixCache(Generic[Request]):
         self._ending: list[_Batch] = []
         self._finished_early: dict[int, bool] = {}
         self._num_started = 0
+        self._is_given_up = False
         self._is_stopped = False
 
     def read_elsewhere(self, elsewhere: Elsewhere) -> None:
@@ -304,18 +317,30 @@ class PrefixCache(Generic[Request]):
         self._planner.became(request, Outcome.CANCELLED)
         return True
 
+    def give_up(self) -> int:
+        """Let go of what peers hold for fetches that are queued, which fail; how many they are.
+
+        For whoever waits for peers before he can go on: they may be waiting for this.
+        """
+        leased = [item for item in self._queued.values() if any(held.lease is not None for held in item.held)]
+        _release(leased)
+        self._is_given_up = self._is_given_up or bool(leased)
+        return len(leased)
+
     # ---- move --------------------------------------------------------------------------------------------------
 
     def start(self) -> int:
         """Start the copies of every queued fetch as one batch; its index, or ``NOTHING_QUEUED``."""
-        queued = list(self._queued.values())
+        queued, is_given_up = list(self._queued.values()), self._is_given_up
         self._queued.clear()
+        self._is_given_up = False
         self._planner.started([item.fetch for item in queued])
         if not queued:
             return NOTHING_QUEUED
         self._counters.fetched_pages += sum(item.held[0].num_leased for item in queued)
         self._num_started += 1
-        self._moving[self._num_started] = _Batch(queued, self._start_copy(queued))
+        copy = _failed(queued) if is_given_up else self._start_copy(queued)
+        self._moving[self._num_started] = _Batch(queued, copy)
         return self._num_started
 
     def _start_copy(self, queued: Sequence[_Queued]) -> Copy:
@@ -323,10 +348,7 @@ class PrefixCache(Generic[Request]):
             return self._copy_of(queued)
         except BaseException as error:  # noqa: BLE001 - whatever it is, SGLang has been promised these pages
             faults.note("cache.start", error)
-            for held in (part for item in queued for part in item.held):
-                if held.lease is not None:
-                    held.lease.release()
-            return FailedCopy()
+            return _failed(queued)
 
     def _copy_of(self, queued: Sequence[_Queued]) -> Copy:
         copy = self._full.supply.start_copy([item.held[0] for item in queued])

@@ -86,7 +86,8 @@ def stop_sharing() -> None:
     global _stop
     stop, _stop = _stop, None
     if stop is not None:
-        stop()
+        # Whoever stops has met a fault, and may meet it again.
+        quiet(stop, "stop", lambda: None)()
 
 
 def quiet(
@@ -164,13 +165,15 @@ def _around_coroutine(hook: Callable[..., Any], where: str) -> Callable[..., Any
     @functools.wraps(hook)
     async def guarded(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         errors: list[BaseException] = []
+        results: list[Any] = []
 
         async def call(*args: Any, **kwargs: Any) -> Any:
             try:
-                return await original(*args, **kwargs)
+                results.append(await original(*args, **kwargs))
             except BaseException as error:
                 errors.append(error)
                 raise
+            return results[-1]
 
         try:
             return await hook(call, *args, **kwargs)
@@ -178,7 +181,7 @@ def _around_coroutine(hook: Callable[..., Any], where: str) -> Callable[..., Any
             if error in errors:
                 raise
             note(where, error)
-        return await original(*args, **kwargs)
+        return results[-1] if results else await original(*args, **kwargs)
 
     return guarded
 

@@ -50,6 +50,11 @@ def _by_model(has: Callable[[ModelFacts], bool], what: str) -> Callable[[Asked],
     return needed_by
 
 
+def _takes_media(asked: Asked) -> str:
+    model = asked.model
+    return f"{model.architecture} takes images, video or sound" if model is not None and model.takes_media else ""
+
+
 def _scheme(config: Config) -> str:
     """Of the store that is wanted."""
     return config.store[0].partition("://")[0] if config.store and "://" in config.store[0] else ""
@@ -72,6 +77,7 @@ FEATURES: tuple[Feature, ...] = (
     _needed("windows", _by_model(lambda model: model.has_window, "a sliding window"), has_folder=True),
     _needed("states", _by_model(lambda model: model.has_states, "states"), has_folder=True),
     _needed("index_keys", _by_model(lambda model: model.has_index_keys, "index keys")),
+    _needed("images", _takes_media),
     _needed("drafts", lambda asked: f"--speculative-algorithm {asked.algorithm}" if asked.algorithm else ""),
     _needed("adapters", lambda asked: "--lora-paths" if asked.has_adapters else ""),
     _needed(
@@ -97,6 +103,11 @@ FEATURES: tuple[Feature, ...] = (
         needed_by=lambda asked: (
             "--banyan-told-share" if asked.config.shares and asked.config.told_share != DEFAULT_TOLD_SHARE else ""
         ),
+        has_folder=True,
+    ),
+    _needed(
+        "tenant_share",
+        lambda asked: "--banyan-tenant-share" if asked.config.tenant_share is not None else "",
         has_folder=True,
     ),
     Feature(

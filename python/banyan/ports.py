@@ -297,6 +297,26 @@ class KeepingStore(Protocol):
         ...
 
 
+class SharedOutStore(Protocol):
+    """A store that chooses itself what it evicts, and can be told whose pages are whose. Owners have numbers, of at
+    most 16 bits; 0 is nobody."""
+
+    def share_out(self, share: float, /) -> None:
+        """From now on, while others want room, an owner of more than this share of this writer's places makes it
+        first; what is nobody's, before a share is reached."""
+        ...
+
+    def put_for(
+        self, owner: int, keys: Sequence[str], parent: str | None, memory: object, offsets: Frames, /
+    ) -> list[str]:
+        """As ``PageStore.put``, of pages that are an owner's."""
+        ...
+
+    def adopt(self, owner: int, keys: list[str], /) -> None:
+        """Of the leading pages of these keys, those that this writer has stored and are nobody's are an owner's."""
+        ...
+
+
 class TellingStore(Protocol):
     """A store that can say what its writer has there: on a shelf of its own, with numbered places.
 

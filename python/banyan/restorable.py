@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from banyan.ports import Copy, Frames, OwnFrameTable
-from banyan.supply import Supply
+from banyan.supply import Nobody, Supply
 
 Holds = Callable[[Sequence[str]], int]
 """How many of these pages, from the first on, are held."""
@@ -74,8 +74,10 @@ class KindPages:
 
     def move_to(self, join: Callable[[], tuple[OwnFrameTable, Supply]]) -> None:
         """Go on with the frame table and the supply of a new namespace, made by ``join``. The old ones are let go
-        first: a rank has one frame table and one reader bit."""
-        del self.frame_table, self.supply
+        first: a rank has one frame table and one reader bit. Where ``join`` fails, frames are still retired and handed
+        out, and nobody supplies anything."""
+        self.frame_table.close()
+        self.supply = Supply(Nobody(), (), None)
         self.frame_table, self.supply = join()
 
 

@@ -9,7 +9,7 @@ from reads. All of it or nothing. Scheduler thread only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from banyan.arena.prefetch import InFlightRead, Prefetch
 from banyan.core import Refusal, Run
@@ -27,6 +27,39 @@ class Held:
     @property
     def num_leased(self) -> int:
         return 0 if self.lease is None else self.lease.num_pages
+
+
+@dataclass(slots=True)
+class Nothing:
+    """What nobody holds."""
+
+    num_pages: int = 0
+    runs: list[tuple[int, int]] = field(default_factory=list)
+
+
+class Nobody:
+    """The peers of a rank that has left them."""
+
+    def version(self) -> int:
+        return 0
+
+    def lookup(self, keys: Sequence[str], slots: Sequence[int] | None = None) -> Match:
+        return Nothing()
+
+    def holders(self, keys: Sequence[str], slots: Sequence[int]) -> Sequence[int | None]:
+        return [None] * len(keys)
+
+    def read_access_logs(self, slots: Sequence[int]) -> Sequence[bytes]:
+        return ()
+
+    def touch(self, match: Match) -> None:
+        pass
+
+    def lease(self, match: Match, keys: Sequence[str]) -> Lease | None:
+        return None
+
+    def start_copy(self, loads: object, arrivals: object = ()) -> Copy:
+        raise RuntimeError("this rank has left its peers")
 
 
 class Part:

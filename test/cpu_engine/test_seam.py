@@ -3,10 +3,9 @@
 
 import importlib
 import json
-import subprocess
-import sys
 
 import pytest
+from test import imported
 
 from banyan import patches
 from banyan_cpu_engine import seam
@@ -38,7 +37,7 @@ print("REPORT", json.dumps(said))
 
 
 def test_hooks_when_a_child_loads_the_plugin_then_all_are_in_place_and_one_that_is_missing_is_named():
-    run = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=180)
+    run = imported.run(CHILD)
     reports = [line for line in run.stdout.splitlines() if line.startswith("REPORT")]
     assert reports, run.stderr[-2000:]
     report = json.loads(reports[0].removeprefix("REPORT"))

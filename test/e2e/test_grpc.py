@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that speaks gRPC: its servicer speaks to the ranks, past the checks of SGLang's main process."""
+"""Servers that speak gRPC: in place of HTTP, where a servicer speaks to the ranks past the checks of SGLang's main
+process, and beside HTTP, where that process answers."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -12,7 +15,8 @@ from test.e2e.conftest import ARGS, CPU, MODEL
 
 from benchmark.modes.by_grpc import GrpcServer
 from benchmark.modes.rows import GRPC, NO_WARM_UP
-from benchmark.servers import ServerSpec, wait_ready
+from benchmark.servers import ServerSpec, free_port, wait_ready
+from benchmark.warm import ForkedServer
 
 pytestmark = pytest.mark.e2e
 
@@ -55,3 +59,58 @@ def test_server_when_requests_would_end_its_ranks_then_each_is_refused_and_it_go
             assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT, sampling
     assert server.is_running()
     assert [server.tokens()(ids, None).said for _ in range(2)] == [right.said] * 2
+
+
+class BesideHttp:
+    """A server that speaks both, asked by gRPC. Of its messages the tests need what holds a body as JSON, in its first
+    field; SGLang's package brings no description of them."""
+
+    def __init__(self, server: ForkedServer, port: int) -> None:
+        self.server = server
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+
+    def complete(self, **body: Any) -> dict[str, Any]:
+        asked = json.dumps({"model": "", "max_tokens": 8, "temperature": 0, **body}).encode()
+        said = self._called("Complete", b"\x0a" + varint(len(asked)) + asked)
+        return json.loads(said[said.index(b"{") : said.rindex(b"}") + 1])
+
+    def flush(self) -> bytes:
+        return self._called("FlushCache", b"")
+
+    def _called(self, name: str, message: bytes) -> bytes:
+        (said,) = self._channel.unary_stream(f"/sglang.runtime.v1.SglangService/{name}")(message, timeout=60)
+        return said
+
+
+def varint(number: int) -> bytes:
+    low, rest = number & 0x7F, number >> 7
+    return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
+
+
+@pytest.fixture(scope="module")
+def beside(alone, tmp_path_factory) -> Iterator[BesideHttp]:
+    port = free_port()
+    flags = (*ARGS, "--grpc-port", str(port), "--enable-cache-report")
+    with ForkedServer(ServerSpec("beside", 2, "on", flags, CPU), MODEL, tmp_path_factory.mktemp("beside")) as server:
+        wait_ready([server])
+        yield BesideHttp(server, port)
+
+
+def test_prompt_when_grpc_is_beside_http_then_it_is_fetched_until_a_flush_and_what_would_end_ranks_is_refused(
+    beside, prompt
+):
+    ids = prompt("beside", 400)
+    first, second = (beside.complete(prompt=ids, routed_dp_rank=rank) for rank in range(2))
+    assert first["choices"] == second["choices"]
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == 384
+    assert b"flushed" in beside.flush()
+    assert not (beside.complete(prompt=ids, routed_dp_rank=1)["usage"]["prompt_tokens_details"] or {}).get(
+        "cached_tokens"
+    )
+    for bad in (
+        {"prompt": [*ids, VOCABULARY]},
+        {"prompt": ids, "temperature": 1e30},
+        {"prompt": ids, "routed_dp_rank": 7},
+    ):
+        assert beside.complete(**bad)["code"] == 400, bad
+    assert beside.server.is_running()

@@ -184,6 +184,11 @@ def test_conversation_when_it_goes_on_then_only_what_is_new_is_handed_over_and_i
         assert [ids_of(Engine(single.url).generate(asked, num_tokens=8)) for asked in (ids, grown)] == [first, second]
 
 
+def known_records(pair: Pair) -> set[int]:
+    """How many pages in the store the ranks of the prefill servers know of."""
+    return {state["store"]["num_records"] for server in pair.prefills for state in pair.states(server)}
+
+
 @contextmanager
 def drained(pairs, server: Server) -> Iterator[None]:
     """Requests go elsewhere."""
@@ -206,6 +211,8 @@ def test_prompt_when_another_prefill_server_has_stored_it_then_both_sides_of_the
         right = ids_of(pairs.router.generate(ids, num_tokens=8))
     until(lambda: pair.total(one, "archived_pages") >= len(ids) // PAGE_TOKENS)
     until(lambda: pair.states(other)[0]["nodes"]["num_listening"] == 1)
+    # A rank learns what others have stored by a thread of its own: who knows of half of it divides it in other ways.
+    until(lambda: len(known_records(pair)) == 1, told=lambda: known_records(pair))
     # It was handed the prompt, and would lend it from its arena without a read.
     until(lambda: not refusal(pair.decode))
     with drained(pairs, one):
@@ -214,7 +221,7 @@ def test_prompt_when_another_prefill_server_has_stored_it_then_both_sides_of_the
     assert num_found_pages(answer["meta_info"]["cached_tokens_details"]) >= len(ids) // PAGE_TOKENS - 1
     # Its own name for the request is not that of the decode server, which answers.
     said = [line for decision in decisions(Engine(other.url), "all") for line in sentences(decision)]
-    assert f"  path: split at 576 tokens, behind them through {pairs.page_server}" in said
+    assert f"  path: split at 576 tokens, behind them through {pairs.page_server}" in said, "\n".join(said)
     assert (pair.total(other, "remote_prefetches_sent"), pair.total(other, "remote_prefetches_failed")) == (1, 0)
     assert pair.total(pair.decode, "remote_prefetches") == 1 and pair.total(pair.decode, "read_pages") >= 36
     assert sum(state.get("page_server", {}).get("num_remote_leases", 0) for state in pair.states(pair.decode)) == 0

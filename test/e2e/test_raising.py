@@ -37,7 +37,7 @@ AT_START = {
 OTHER_MODES = {
     *("28-window-reserve", "32-state-filled", "32-window-filled", "36-prefill-forwards", "37-decode-completions"),
     *("37-decode-match", "55-embedding-forward", "63-gated-norm", "63-shared-gate", "63-track-decode"),
-    *("56-arena-events", "65-last-slot"),
+    *("15-image-numbers", "56-arena-events", "65-last-slot"),
 }
 """Of models and servers that this one is not."""
 
@@ -91,6 +91,9 @@ CONTROLS = (
     ("/banyan/cache", {"action": "list"}),
     ("/release_memory_occupation", {}),
     ("/resume_memory_occupation", {}),
+    ("/abort_request", {"abort_all": True}),
+    ("/pause_generation", {"mode": "in_place"}),
+    ("/continue_generation", {}),
 )
 """Reach hooks, whatever is answered where one of them fails."""
 

@@ -6,18 +6,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import sys
 import urllib.error
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from test.e2e.conftest import ARGS, MODEL, Client
+from test.e2e.conftest import ARGS, MODEL, Client, until
 
 from benchmark.servers import ServerSpec, beside, cpu_env, free_port, wait_ready, write_secret
 from benchmark.warm import ForkedServer
 
 pytestmark = pytest.mark.e2e
+SHARES = ("--banyan-host-gb", "0.07", "--banyan-tenant-share", "0.5")
+"""An arena of some 200 pages of the model's."""
 NAME = "smollm"
 KEYS = {"acme": "a1", "umbrella": "u1", "initech": "i1"}
 TEXT = "The garden has a bed of mint, a bed of sage and a bed of dill, and all of them want water. " * 12
@@ -35,7 +38,7 @@ def routed(alone, tmp_path_factory):
     tenants.chmod(0o600)
     events = {"publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{free_port()}", "bind": True}
     flags = (*ARGS, "--served-model-name", NAME, "--enable-cache-report", "--enable-response-store")
-    flags = (*flags, "--kv-events-config", json.dumps(events), "--banyan-tenant-secret-file", str(secret))
+    flags = (*flags, "--kv-events-config", json.dumps(events), "--banyan-tenant-secret-file", str(secret), *SHARES)
     spec = ServerSpec("tenants", 1, "on", flags, cpu_env(dp=1))
     with ForkedServer(spec, MODEL, folder) as server:
         wait_ready([server])
@@ -128,6 +131,29 @@ def test_stream_when_no_router_says_whose_it_is_then_it_says_so(routed):
     with pytest.raises(urllib.error.HTTPError) as refused:
         routed.server.post("/v1/chat/completions", {**PATHS["/v1/chat/completions"](TEXT), "stream": True})
     assert refused.value.code == 400
+
+
+def test_scan_when_a_tenant_asks_for_more_than_the_arena_holds_then_anothers_prompts_stay_in_it(routed):
+    """The pools have no shares: there the scan pushes everything out."""
+    drawn = random.Random(7)
+    num_frames, scanned = routed.server.ranks()[0]["num_arena_frames"], 1_200
+
+    def ask_for(name, prompts):
+        headers = {"authorization": f"Bearer {KEYS[name]}"}
+        bodies = (Client.body(prompt, num_tokens=1) for prompt in prompts)
+        return [ask(routed.router, "/generate", body, headers)["meta_info"] for body in bodies]
+
+    def drawn_prompts(num_prompts, num_tokens):
+        return [[drawn.randrange(100, 40_000) for _ in range(num_tokens)] for _ in range(num_prompts)]
+
+    small = drawn_prompts(3, 330)
+    before = routed.server.total("backed_up_pages")
+    ask_for("acme", small)
+    until(lambda: routed.server.total("backed_up_pages") - before >= 3 * 20)
+    ask_for("umbrella", drawn_prompts(3 * num_frames * 16 // scanned, scanned))
+    assert routed.server.ranks()[0]["num_arena_evicted_pages"] > num_frames
+    found = [(one["cached_tokens_details"] or {"host": 0})["host"] for one in ask_for("acme", small)]
+    assert min(found) >= 320, found
 
 
 def test_file_when_a_tenant_is_taken_out_then_its_key_opens_nothing_any_more(routed):

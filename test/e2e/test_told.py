@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import json
+import random
 import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test.e2e.conftest import ARGS, CPU, MODEL, Client, until
+from test.e2e.conftest import ARGS, CPU, Client, until
 
+from benchmark.modes import models
 from benchmark.servers import ServerSpec, wait_ready
 from benchmark.warm import ForkedServer
 
@@ -32,7 +34,9 @@ class Told:
 
     def start(self) -> None:
         args = (*ARGS, *TELL, *MORE, "--banyan-store", str(self._folder / "store"))
-        self.server = ForkedServer(ServerSpec("told", 2, "on", args, CPU), MODEL, self._folder / "logs")
+        self.server = ForkedServer(
+            ServerSpec("told", 2, "on", args, CPU), models.ensure(models.PAGES), self._folder / "logs"
+        )
         wait_ready([self.server])
         self.client = Client(self.server)
 
@@ -57,6 +61,11 @@ class Told:
         return refused.value.code, refused.value.read().decode()
 
 
+def prompt(name: str, num_tokens: int) -> list[int]:
+    """The same name gives the same prompt."""
+    return models.random_prompt(random.Random(name), num_tokens)
+
+
 @pytest.fixture(scope="module")
 def told(alone, tmp_path_factory) -> Iterator[Told]:
     started = Told(tmp_path_factory.mktemp("told"))
@@ -65,7 +74,7 @@ def told(alone, tmp_path_factory) -> Iterator[Told]:
 
 
 def test_pins_when_ten_times_the_pools_has_come_then_they_are_there_in_every_tier_and_expired_ones_are_not(
-    told, prompt
+    told,
 ):
     small, large, brief, plain = (prompt(f"told {name}", size) for name, size in SIZES)
     assert told.tell("pin", small, ttl_s=3600)["num_tokens"] == 320
@@ -90,7 +99,7 @@ def test_pins_when_ten_times_the_pools_has_come_then_they_are_there_in_every_tie
     assert told.found(small, 1)["storage"] == 304, "the store has kept it"
 
 
-def test_prefetch_when_it_comes_before_the_prompt_then_the_arena_has_it(told, prompt):
+def test_prefetch_when_it_comes_before_the_prompt_then_the_arena_has_it(told):
     ids = prompt("told prefetch", 640)
     told.found(ids, 0)
     until(lambda: told.tell("prefetch", ids)["num_pages_found"] == 40)
@@ -105,7 +114,7 @@ def test_prefetch_when_it_comes_before_the_prompt_then_the_arena_has_it(told, pr
     assert (found["host"], found["storage"]) == (624, 0), found
 
 
-def test_pin_when_over_the_budget_or_malformed_then_one_line_and_the_server_goes_on(told, prompt):
+def test_pin_when_over_the_budget_or_malformed_then_one_line_and_the_server_goes_on(told):
     ids = list(prompt("told too much", 4000))
     code, said = told.refusal(PATH, {"action": "pin", "input_ids": ids})
     line = json.loads(said)["error"]["message"]
@@ -120,7 +129,7 @@ def test_pin_when_over_the_budget_or_malformed_then_one_line_and_the_server_goes
     assert told.refusal(PATH, {"action": "burn", "input_ids": ids[:32]})[0] == 400
 
 
-def test_session_when_it_is_closed_then_what_was_pinned_for_it_is_released_on_all_ranks(told, prompt):
+def test_session_when_it_is_closed_then_what_was_pinned_for_it_is_released_on_all_ranks(told):
     hints = {"protocol_version": "1", "message_id": "m", "actions": [action("pin", {})]}
     body = {**told.client.body(prompt("told session", 100)), "kv_hints": hints, "cache_salt": "of a session"}
     told.post("/generate", {**body, "session_id": "told session"})

@@ -150,7 +150,11 @@ BAD: dict[str, tuple[Said, ...]] = {
         *(_sampled(max_new_tokens=value) for value in (2**31, 2**70)),
     ),
     "`sampling_params`: `n`": tuple(_sampled(n=value) for value in (4097, 2**31, 2**70)),
-    "`sampling_params`: `stop_regex`": (_sampled(stop_regex="(a+)+b"), _sampled(stop_regex=["x", "(a|a|ab)*$"])),
+    "`sampling_params`: `stop_regex`": (
+        _sampled(stop_regex="(a+)+b"),
+        _sampled(stop_regex=".*.*.*x"),
+        _sampled(stop_regex=["x", "(a|a|ab)*$"]),
+    ),
     "`positional_embed_overrides`, `return_hidden_states`, and any other field": (
         *(Said({"return_hidden_states": value}) for value in ("", 3, -1.5, [], {})),
         *(Said({"positional_embed_overrides": value}) for value in (0, "", [], [[1.0], [0]], {})),

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 UNPACK = Path(__file__).with_name("unpack.sh")
 NATIVE = Path("python/banyan/_native.abi3.so")
 MODELS = Path("build/models/tiny")
-PACKED_MODELS = ("wide", "mla", "dsa", "sinks", "mla-mtp")
+PACKED_MODELS = ("wide", "mla-wide", "dsa", "sinks", "state", "mla-wide-mtp")
 PACKAGES = ("pytest", "pytest-timeout", "hypothesis", "rich", "shtab")
 """With what they require, as far as that is not SGLang's."""
 SGLANGS = frozenset({"sglang", "torch", "triton", "numpy"})

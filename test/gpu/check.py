@@ -8,7 +8,8 @@ Run it again after an interruption: what was proved for this commit is not done 
 ``DSA_MODEL_PATH``, ``WINDOW_MODEL_PATH``, ``MTP_MODEL_PATH``, a model that predicts several tokens, and
 ``DRAFT_MODEL_PATH``, an EAGLE draft of the first, name models for the server. Nothing is fetched. The exit status is 1
 when a step has failed, or none was proved. ``--list`` says what would be run. ``first`` stands for the steps that come
-first and tell in minutes whether the rest is worth its time.
+first and tell in minutes whether the rest is worth its time. ``JOBS`` steps run at the same time, those that measure
+alone behind them.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from itertools import permutations
 from pathlib import Path
 
 from engine import STAND_IN, die_with_parent, end_on_termination
-from steps import FIRST, LIMIT_S, PROVED, STEPS, Facts, Ledger, Step, first_verdict, ledger_of, plan, said_by
+from steps import FIRST, LIMIT_S, PROVED, STEPS, Facts, Ledger, Step, first_verdict, in_turns, ledger_of, plan, said_by
 
 from banyan.cli.doctor_gpu import page_hash_obstacles
 
@@ -35,6 +37,7 @@ MODULES = ("pytest", "hypothesis", "sglang", "sgl_kernel", "flashinfer", "sgl_ke
 TOOLS = ("compute-sanitizer",)
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 """SGLang gives its processes as many."""
+POLL_S = 0.2
 PATIENCE_S = 60.0
 """For a step that is out of time to stop its servers."""
 
@@ -93,8 +96,34 @@ def find_facts() -> Facts:
     )
 
 
-def run(step: Step, facts: Facts, out: Path) -> int:
-    """How the step's process ended. What it prints goes to ``out``."""
+@dataclass(frozen=True)
+class Running:
+    """A step's process, and what it prints to."""
+
+    step: Step
+    process: subprocess.Popen
+    began_s: float
+
+    def status(self) -> int | None:
+        """How it ended; None while it runs. One that is out of time is stopped."""
+        if self.process.poll() is None and time.monotonic() - self.began_s > LIMIT_S:
+            self.stop()
+            return -signal.SIGTERM
+        return self.process.poll()
+
+    def stop(self) -> None:
+        """End it, if it has not ended; its servers first, by itself."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if self.process.poll() is None:
+                self.process.send_signal(number)
+                try:
+                    self.process.wait(PATIENCE_S)
+                except subprocess.TimeoutExpired:
+                    continue
+
+
+def start(step: Step, facts: Facts, out: Path) -> Running:
+    """What it prints goes to ``out``."""
     command = [sys.executable, *step.arguments(facts, str(out))]
     if step.tool:
         command = ["compute-sanitizer", "--tool", step.tool, "--error-exitcode", "1", *command]
@@ -104,23 +133,28 @@ def run(step: Step, facts: Facts, out: Path) -> int:
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=printed, stderr=subprocess.STDOUT, preexec_fn=die_with_parent
         )
-        try:
-            return process.wait(LIMIT_S)
-        except subprocess.TimeoutExpired:
-            return -signal.SIGTERM
-        finally:
-            stop(process)
+    return Running(step, process, time.monotonic())
 
 
-def stop(process: subprocess.Popen) -> None:
-    """End a step that has not ended; its servers first, by itself."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is None:
-            process.send_signal(number)
-            try:
-                process.wait(PATIENCE_S)
-            except subprocess.TimeoutExpired:
-                continue
+def run_all(
+    steps: Sequence[Step], facts: Facts, out: Path, *, num_at_once: int, ended: Callable[[Running, int], None]
+) -> None:
+    """``ended`` hears of each step and its status."""
+    waiting, running = list(steps), list[Running]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < num_at_once:
+                print(f"[gpu-check] {waiting[0].name} ...", flush=True)
+                running.append(start(waiting.pop(0), facts, out))
+            time.sleep(POLL_S)
+            for one in list(running):
+                status = one.status()
+                if status is not None:
+                    running.remove(one)
+                    ended(one, status)
+    finally:
+        for one in running:
+            one.stop()
 
 
 def load(path: Path) -> Ledger:
@@ -137,7 +171,7 @@ def main(chosen: list[str]) -> int:
     end_on_termination()
     out = Path(os.environ.get("OUT_DIR", ROOT / "build/gpu")).resolve()
     out.mkdir(parents=True, exist_ok=True)
-    facts, path = find_facts(), out / "summary.json"
+    facts, path, num_jobs = find_facts(), out / "summary.json", int(os.environ.get("JOBS", "1"))
     if chosen == ["--list"]:
         print("\n".join(plan(facts)))
         return 0
@@ -149,17 +183,18 @@ def main(chosen: list[str]) -> int:
         raise SystemExit(f"gpu-check: {error}; steps: {' '.join(step.name for step in STEPS)}") from error
     save(ledger, path)
     began_all_s = time.monotonic()
-    for step in to_do:
-        print(f"[gpu-check] {step.name} ...", flush=True)
-        began_s = time.monotonic()
-        status = run(step, facts, out)
-        said = said_by((out / f"{step.name}.txt").read_text(errors="replace"))
-        ledger.note(step, facts, status=status, seconds=time.monotonic() - began_s, said=said)
+
+    def note(one: Running, status: int) -> None:
+        said = said_by((out / f"{one.step.name}.txt").read_text(errors="replace"))
+        ledger.note(one.step, facts, status=status, seconds=time.monotonic() - one.began_s, said=said)
         save(ledger, path)
-        print(f"[gpu-check] {ledger.line(step, facts)}", flush=True)
-        if step.name == FIRST[-1]:
+        print(f"[gpu-check] {ledger.line(one.step, facts)}", flush=True)
+        if one.step.name == FIRST[-1]:
             took_s = time.monotonic() - began_all_s
             print(f"[gpu-check] first verdict after {took_s:.0f} s: {first_verdict(ledger, facts)}", flush=True)
+
+    for steps, num_at_once in in_turns(to_do, num_jobs):
+        run_all(steps, facts, out, num_at_once=num_at_once, ended=note)
     print("\n".join(ledger.summary(facts)))
     print(f"[gpu-check] results in {out}")
     return 0 if ledger.num(facts, PROVED) and not ledger.has_failed(facts) else 1

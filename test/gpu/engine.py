@@ -107,17 +107,12 @@ def plugin_paths(folder: Path, *, plugins: Sequence[str] = (ONE_GPU,)) -> list[s
 
 
 class Server:
-    """Up when it is made.
-
-    Raises:
-        SystemExit: when it does not come up within ``seconds``.
-    """
+    """Starting when it is made; to be asked when ``wait_until_up`` has returned."""
 
     def __init__(
         self,
         model_path: str,
         *,
-        seconds: float,
         log: Path,
         further: list[str],
         plugins: Sequence[str] = (ONE_GPU,),
@@ -126,7 +121,7 @@ class Server:
         self.port = free_port()
         paths = [*plugin_paths(log.parent / "plugin", plugins=plugins), os.environ.get("PYTHONPATH", "")]
         command = [sys.executable, *LAUNCH, "--model-path", model_path, "--port", str(self.port)]
-        self._log = log.open("w")
+        self._log_path, self._log = log, log.open("w")
         self._popen = subprocess.Popen(
             [*command, *SERVER, *further, *os.environ.get(OPTIONS, "").split()],
             env={**os.environ, **environment, "PYTHONPATH": ":".join(paths)},
@@ -135,18 +130,21 @@ class Server:
             start_new_session=True,
             preexec_fn=die_with_parent,
         )
+
+    def wait_until_up(self, seconds: float) -> None:
+        """
+        Raises:
+            SystemExit: when it does not come up within ``seconds``; it is stopped.
+        """
         try:
-            self._wait_until_up(seconds, log)
+            deadline = time.monotonic() + seconds
+            while not self._is_up():
+                if self._popen.poll() is not None or time.monotonic() > deadline:
+                    raise SystemExit(f"the server did not come up: see {self._log_path}")
+                time.sleep(1)
         except BaseException:
             self.stop()
             raise
-
-    def _wait_until_up(self, seconds: float, log: Path) -> None:
-        deadline = time.monotonic() + seconds
-        while not self._is_up():
-            if self._popen.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"the server did not come up: see {log}")
-            time.sleep(1)
 
     def _is_up(self) -> bool:
         try:
@@ -160,7 +158,7 @@ class Server:
         url, data = f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode()
         return urllib.request.Request(url, data, {"Content-Type": "application/json"})
 
-    def generate(self, ids: list[int], rank: int) -> Answer:
+    def generate(self, ids: list[int], rank: int, num_tokens: int = NUM_TOKENS) -> Answer:
         """Greedy tokens from a rank, streamed."""
         request = self.post(
             "/generate",
@@ -168,7 +166,7 @@ class Server:
                 "input_ids": ids,
                 "routed_dp_rank": rank,
                 "stream": True,
-                "sampling_params": {"temperature": 0, "max_new_tokens": NUM_TOKENS, "ignore_eos": True},
+                "sampling_params": {"temperature": 0, "max_new_tokens": num_tokens, "ignore_eos": True},
             },
         )
         started, came_s, last = time.perf_counter(), [], {}

@@ -49,6 +49,7 @@ class GpuRank:
 
     def __init__(self, rank_table: _native.RankTable, slot: int, arena: _native.SharedBytes | None = None) -> None:
         self.driver = CudaDriver()
+        self._pinned: list[tuple[int, _native.SharedBytes]] = []
         self.extents = [extent.view(torch.int64) for extent in device_place(SHAPE, NUM_PAGES)]
         addresses = [extent.data_ptr() for extent in self.extents]
         sizes = SHAPE.extents
@@ -121,7 +122,14 @@ class GpuRank:
         return LeaseWord(_native.LeaseEnds(word), self._pin(word))
 
     def _pin(self, memory: _native.SharedBytes) -> int:
-        return self.driver.register_host(np.frombuffer(memory, dtype=np.uint8).ctypes.data, memory.num_bytes)
+        start = np.frombuffer(memory, dtype=np.uint8).ctypes.data
+        self._pinned.append((start, memory))
+        return self.driver.register_host(start, memory.num_bytes)
+
+    def close(self) -> None:
+        """Let go of the host's memory: what the driver still knows of an address, it refuses to pin again."""
+        while self._pinned:
+            self.driver.unregister_host(self._pinned.pop()[0])
 
     def _ready(self) -> list[int]:
         self._events = [torch.cuda.Event()]

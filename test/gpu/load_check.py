@@ -57,11 +57,11 @@ def run(server: Server, num_conversations: int, *, seed: int, step: int) -> Run:
 def serve(args: argparse.Namespace, share: str, *, step: int, num_runs: int) -> list[Run]:
     server = Server(
         args.model_path,
-        seconds=args.seconds,
         log=args.log / f"server-{share}.log",
         further=["--banyan-share", share, *args.further],
         plugins=[] if args.all_gpus else [ONE_GPU],
     )
+    server.wait_until_up(args.seconds)
     try:
         # What is compiled at a first use, and learnt from it.
         run(server, NUM_WARM, seed=3, step=step)

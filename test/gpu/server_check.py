@@ -45,6 +45,7 @@ FIRST_TOKENS = (400, 2000)
 TURN_TOKENS = (50, 300)
 PINNED = ("num_pinned_host_bytes", "pinning_us", "num_pinning_device_bytes")
 """What each rank says of the host's memory that its GPU knows, and of what that took."""
+SHARES = ("off", "peer")
 MIN_COMPARED = 0.5
 """Of all answers. A page that was published a moment too late for the next turn makes another shape."""
 
@@ -103,20 +104,37 @@ class Check:
         self.divergences: dict[str, float] = {}
         self.alloc_wait_us: dict[str, int] = {}
         self.pinned: dict[str, dict[str, int]] = {}
+        self._starting: dict[str, Server] = {}
 
-    def serve(self, name: str, *further: str) -> Server:
+    def start(self, name: str, *further: str) -> Server:
         args, log = self._args, self._args.log / f"server-{name}.log"
-        options = [*further, *args.further]
+        # A scheduler that has nothing to do keeps a core busy, which those beside it need to start.
+        options = [*(["--sleep-on-idle"] if args.at_once else []), *further, *args.further]
         plugins = [*([] if args.all_gpus else [ONE_GPU]), *([args.damaged] if args.damaged else [])]
         environment = WITHOUT_HANDLES if args.staged else {}
         return Server(
             args.model_path,
-            seconds=args.seconds,
             log=log,
             further=options,
             plugins=plugins,
             environment=environment,
         )
+
+    def serve(self, name: str, *further: str) -> Server:
+        """A server that is up."""
+        server = self._starting.pop(name, None) or self.start(name, *further)
+        server.wait_until_up(self._args.seconds)
+        return server
+
+    def start_both(self) -> None:
+        """Those of ``between_pools``: they come up beside each other."""
+        for share in SHARES:
+            self._starting[share] = self.start(share, "--banyan-share", share)
+
+    def stop_rest(self) -> None:
+        """What was started and never served."""
+        for server in self._starting.values():
+            server.stop()
 
     def _keep(self, name: str, **runs: list[Answer]) -> None:
         self.answers[name] = [answer for answers in runs.values() for answer in answers]
@@ -173,7 +191,7 @@ class Check:
                     server.stop()
 
     def _profile(self, server: Server, name: str, step: int) -> None:
-        if STAND_IN in os.environ:
+        if self._args.no_profile:
             return
         folder = self._args.log / f"profile-{name}"
         # Traces of an earlier check would be counted as well.
@@ -224,7 +242,7 @@ class Check:
             found["hits_are_as_near_as_sglangs_own"] = "peer" in self.divergences and is_near(
                 self.divergences["peer"], self.divergences["off"]
             )
-            if STAND_IN not in os.environ:
+            if not self._args.no_profile:
                 found["sharing_adds_no_wait_for_the_device"] = self._adds_no_wait()
         if "store" in self.answers:
             found["pages_came_from_the_store"] = cached_tokens(self.answers["store"])["storage"] > 0
@@ -253,6 +271,18 @@ def main() -> int:
         help="pages travel without these, or land elsewhere; then tokens must differ, or fewer drafts be accepted",
     )
     parser.add_argument("--staged", action="store_true", help="no pool can be opened: all must come by the arena")
+    parser.add_argument(
+        "--at-once",
+        action="store_true",
+        default=os.environ.get("JOBS", "1") != "1",
+        help="start the server without sharing and that with it beside each other (default where there are JOBS)",
+    )
+    parser.add_argument(
+        "--no-profile",
+        action="store_true",
+        default=STAND_IN in os.environ,
+        help="do not count waits for the device: to write down what the profiler saw takes a minute",
+    )
     parser.add_argument("--seconds", type=float, default=240)
     parser.add_argument("--conversations", type=int, default=8)
     parser.add_argument("--log", type=Path, default=Path("build/gpu"))
@@ -261,11 +291,16 @@ def main() -> int:
     end_on_termination()
     args.log.mkdir(parents=True, exist_ok=True)
     check, cases = Check(args), args.cases.split(",")
-    check.between_pools("off")
-    if "pools" in cases:
-        check.between_pools("peer")
-    if "store" in cases:
-        check.restart()
+    try:
+        if args.at_once and "pools" in cases:
+            check.start_both()
+        check.between_pools("off")
+        if "pools" in cases:
+            check.between_pools("peer")
+        if "store" in cases:
+            check.restart()
+    finally:
+        check.stop_rest()
     verdict = check.verdict_on_damage() if args.damaged else check.verdict()
     result = {
         "num_conversations": args.conversations,

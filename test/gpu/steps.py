@@ -128,6 +128,8 @@ class Step:
     needs: tuple[Need, ...] = ()
     tool: str = ""
     """A program that runs the interpreter."""
+    is_timed: bool = False
+    """It measures: nothing may run beside it."""
 
     def obstacle(self, facts: Facts) -> str | None:
         if facts.no_gpu:
@@ -170,7 +172,7 @@ def _loaded(name: str, further: str, *needs: Need, path: str = "{model}", check:
     """Many conversations at once: a forward is in flight whenever a page is fetched, evicted or waited for."""
     command = ["test/gpu/load_check.py", "--model-path", path, "--log", f"{{out}}/{name}"]
     command += [*check.split(), "--", *further.split()]
-    return Step(f"server-{name}", tuple(command), (MODELS[path], server, *needs))
+    return Step(f"server-{name}", tuple(command), (MODELS[path], server, *needs), is_timed=True)
 
 
 FEW = "--cuda-graph-max-bs-decode 32 --cuda-graph-max-bs-prefill 2048"
@@ -225,8 +227,9 @@ STEPS = (
     _served("plain", ""),
     _loaded("concurrent", GRAPHS),
     _tests("reads", "test_reads.py"),
-    Step("streams", ("test/gpu/streams.py",)),
-    Step("bench", ("test/gpu/bench_check.py",)),
+    Step("streams", ("test/gpu/streams.py",), is_timed=True),
+    Step("bench", ("test/gpu/bench_check.py",), is_timed=True),
+    Step("figures", ("test/gpu/figures.py", "--log", "{out}/figures"), (server,), is_timed=True),
     _served("graphs", GRAPHS),
     _served("store", "", cases="store"),
     _served("full-pool", "--max-total-tokens 8192"),
@@ -332,6 +335,13 @@ STEPS = (
 
 
 NAME_WIDTH = max(len(step.name) for step in STEPS)
+
+
+def in_turns(steps: Sequence[Step], num_jobs: int) -> list[tuple[list[Step], int]]:
+    """Steps that run one after the other, or so many at once, and then those that measure, alone."""
+    if num_jobs == 1:
+        return [(list(steps), 1)]
+    return [([step for step in steps if not step.is_timed], num_jobs), ([s for s in steps if s.is_timed], 1)]
 
 
 @dataclass(frozen=True, slots=True)

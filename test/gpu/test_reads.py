@@ -68,6 +68,8 @@ def rig(tmp_path):
     made = Rig(tmp_path)
     yield made
     made.store.close()
+    torch.cuda.synchronize()
+    made.rank.close()
 
 
 def copy(rank, read, positions, pages):

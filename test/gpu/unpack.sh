@@ -14,9 +14,9 @@ line=$(awk '/^__ARCHIVE__$/ { print NR + 1; exit }' "$file")
 tail -n "+$line" "$file" | tar -xzf - -C "$folder"
 cd "$folder"
 models=$PWD/build/models/tiny
-export MODEL_PATH=${MODEL_PATH:-$models/wide} MLA_MODEL_PATH=${MLA_MODEL_PATH:-$models/mla}
+export MODEL_PATH=${MODEL_PATH:-$models/wide} MLA_MODEL_PATH=${MLA_MODEL_PATH:-$models/mla-wide}
 export DSA_MODEL_PATH=${DSA_MODEL_PATH:-$models/dsa} WINDOW_MODEL_PATH=${WINDOW_MODEL_PATH:-$models/sinks}
-export MTP_MODEL_PATH=${MTP_MODEL_PATH:-$models/mla-mtp}
+export MTP_MODEL_PATH=${MTP_MODEL_PATH:-$models/mla-wide-mtp} STATE_MODEL_PATH=${STATE_MODEL_PATH:-$models/state}
 # A package that this machine has is not covered by the one that came along.
 missing=$("$PYTHON" - site/* <<'PYTHON'
 import importlib.metadata

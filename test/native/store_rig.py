@@ -89,7 +89,6 @@ class Place:
     damage: Callable[[], None] = field(default=lambda: None)
 
     def open(self, namespace: bytes = b"") -> PageStore:
-        backends.MOUNTS = self.mounts
         location = StoreLocation.parse(self.url.split(","))
         return open_store(location, namespace=namespace or self.namespace, layer_bytes=LAYER_BYTES, space=SPACE)
 
@@ -114,7 +113,8 @@ class Place:
 
 def main(url: str, namespace: str, mounts: str, *numbers: str) -> None:
     """A server's process: stores some pages, says so, and stays until it is killed or its input ends."""
-    place = Place(url, Path(), Path(mounts), bytes.fromhex(namespace))
+    backends.MOUNTS = Path(mounts)
+    place = Place(url, Path(), backends.MOUNTS, bytes.fromhex(namespace))
     store, memory, wanted = place.open(), filled(), [int(number) for number in numbers]
     assert store.put(keys(*wanted), None, memory, offsets(*wanted)) == ["queued"] * len(wanted)
     assert store.sync() == 0

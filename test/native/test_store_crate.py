@@ -18,7 +18,7 @@ def test_store_crate_when_tested_then_passes() -> None:
     cargo = shutil.which("cargo")
     assert cargo, "cargo is not installed"
     done = subprocess.run(
-        [cargo, "test", "-q", "--release", "-p", "banyan-store", "--manifest-path", "sgl-kernel/Cargo.toml"],
+        [cargo, "test", "-q", "--profile", "tested", "-p", "banyan-store", "--manifest-path", "sgl-kernel/Cargo.toml"],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -5,13 +5,11 @@ need the feature are refused by name, and the tests of the data path pass."""
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from test import imported
 
 from banyan import feature_list
 from banyan.config import Config
@@ -29,6 +27,7 @@ NEEDING = {
     "pairs": Asked(config=Config(), disaggregation_mode="prefill"),
     "stores": Asked(config=Config(store=("nixl+posix:///store",))),
     "told": Asked(config=Config(told_share=0.2)),
+    "tenant_share": Asked(config=Config(tenant_share=0.5, tenant_secret_file="secret")),
     "windows": Asked(config=Config(), model=ModelFacts(architecture="Gemma", has_window=True)),
     "states": Asked(config=Config(), model=ModelFacts(architecture="Qwen", has_states=True)),
 }
@@ -49,6 +48,7 @@ for module in pkgutil.walk_packages(banyan.__path__, "banyan."):
 print(json.dumps([gone, list(feature_list.installed()), [off.name for off in feature_list.absent()]]))
 """
 
+PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
 SHARING = (
     "test/unit/test_cache.py",
     "test/sglang_plugin/rank/test_linker.py::test_prefix_when_one_rank_offloads_it_then_the_other_loads_the_same_bytes",
@@ -59,27 +59,26 @@ SHARING = (
 
 @pytest.fixture(params=FOLDERS)
 def without(request, tmp_path):
-    """The name of a feature, and how to run Python where its folder is not there."""
+    """The name of a feature, and how to run a program where its folder is not there."""
     shutil.copytree(PACKAGE, tmp_path / "banyan", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.rmtree(tmp_path / "banyan" / "features" / request.param)
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
 
-    def run(*args):
-        return subprocess.run(
-            [sys.executable, *args], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
-        )
+    def run(program, *arguments):
+        # What tests start finds the package there, too.
+        variables = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+        return imported.run(program, *arguments, paths=[tmp_path, ROOT], variables=variables)
 
     return request.param, run
 
 
 def test_feature_when_its_folder_is_gone_then_all_others_are_there_and_ranks_share(without):
     name, run = without
-    done = run("-c", IMPORT_ALL, name)
+    done = run(IMPORT_ALL, name)
     assert done.returncode == 0, done.stderr
     broken, installed, absent = json.loads(done.stdout.splitlines()[-1])
     assert [module for module in broken if not module.startswith(COMMANDS)] == []
     assert installed == [other for other in FOLDERS if other != name] and absent == [name]
-    done = run("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *SHARING)
+    done = run(PYTEST, "-q", "-x", "-p", "no:cacheprovider", *SHARING)
     assert done.returncode == 0, done.stdout
 
 

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that cannot start has the main process say why, as its last line."""
 
+import logging
 import multiprocessing
+import os
+import signal
 import sys
 import time
 from types import SimpleNamespace
 
 import pytest
+import uvicorn
+from uvicorn.supervisors import Multiprocess
 
 from banyan.sglang_plugin import last_words, runtime
 
@@ -64,3 +69,24 @@ def test_process_when_nobody_listens_then_its_error_goes_on(tmp_path):
         arguments = SimpleNamespace(**{runtime.BOOKKEEPING: carried})
         with pytest.raises(ValueError, match="no"):
             last_words.around_init(begin, Scheduler(ValueError("no")), arguments)
+
+
+def supervise(log):
+    """A main process with several HTTP workers, which another process tells of its end."""
+    sys.stderr = open(log, "w")  # noqa: SIM115 - it ends with this process
+    logging.basicConfig(force=True, stream=sys.stderr)
+    last_words.hear_of_ends()
+    workers = Multiprocess(uvicorn.Config("none:app"), [])
+    workers.processes_num = 0
+    os.kill(os.getpid(), signal.SIGQUIT)
+    workers.run()
+
+
+def test_server_when_it_has_several_http_workers_and_a_process_of_it_ends_then_it_ends_too(tmp_path):
+    main = FORKING.Process(target=supervise, args=(str(tmp_path / "log"),))
+    main.start()
+    main.join(20)
+    main.kill()
+    main.join()
+    assert main.exitcode == last_words.FAILED
+    assert "a process of this server has ended" in (tmp_path / "log").read_text()

@@ -3,11 +3,9 @@
 their feature is off."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
+from test import imported
 
 from banyan import config, patches
 
@@ -27,7 +25,7 @@ load_plugins()
 for process in ("scheduler", "controller"):
     seams.verify(process)
 said = {"refused": ""}
-here = [patch for patch in seams.HOOKS.queue if patch.kind in hook_queue.HOOK_TYPES and "main" not in patch.processes]
+here = [patch for patch in seams.HOOKS.queue if patch.kind in hook_queue.HOOK_TYPES and patch.processes != ("main",)]
 said["hooked"] = [patch.name for patch in here if all(hook_queue.is_hooked(place.target) for place in patch.places)]
 method = {"core": (Scheduler, "_create_generation_req"), "victims": (UnifiedRadixCache, "insert")}.get(sys.argv[1])
 if method:
@@ -42,13 +40,7 @@ print("REPORT", json.dumps(said))
 
 
 def child(*arguments, off=""):
-    run = subprocess.run(
-        [sys.executable, "-c", CHILD, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        env={**os.environ, config.OFF_VARIABLE: off},
-    )
+    run = imported.run(CHILD, *arguments, variables={config.OFF_VARIABLE: off})
     reports = [line for line in run.stdout.splitlines() if line.startswith("REPORT")]
     assert reports, run.stderr[-2000:]
     return json.loads(reports[0].removeprefix("REPORT")), run.stderr
@@ -69,7 +61,7 @@ print("REPORT", json.dumps([str(misfit) for misfit in seams.HOOKS.missing("main"
 
 
 def test_http_worker_when_sglang_starts_several_then_each_has_the_hooks_of_the_process_that_clients_reach():
-    run = subprocess.run([sys.executable, "-c", HTTP_WORKER], capture_output=True, text=True, timeout=180)
+    run = imported.run(HTTP_WORKER)
     (report,) = [line for line in run.stdout.splitlines() if line.startswith("REPORT")] or [run.stderr[-2000:]]
     assert json.loads(report.removeprefix("REPORT")) == []
 
@@ -92,7 +84,7 @@ def test_hooks_when_their_feature_is_off_in_the_main_process_then_they_are_not_r
     off = {"victims", "planner", "51-server-info"}
     report, _ = child("nothing", off=",".join(off))
     queue = [patch for patch in patches.load_queue() if patch.kind in ("before", "after", "around")]
-    here = [patch for patch in queue if "main" not in patch.processes]
+    here = [patch for patch in queue if patch.processes != ("main",)]
     expected = {patch.name for patch in here if not {patch.feature, patch.name} & off}
     assert set(report["hooked"]) == expected
     assert report["off"] == sorted(off) and not report["refused"]

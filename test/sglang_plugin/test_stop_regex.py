@@ -11,6 +11,9 @@ from banyan.sglang_plugin.stop_regex import may_not_end
 ENDLESS = [
     *("(a+)+b", "(a*)*$", "(a|a)*b", "(a|ab)*c", "((a{1,100}){1,100})x", "(?:(?:x?){50})+y", "(.*,)*!", "(?=(a+)+b)"),
     *("(?P<n>a+)*b", "([ab]+|c)*d", "(a+?)+?b", "(a{1,3})+b", "((a)?(?(2)b+|c))*d"),
+    *(".*.*x", "[a-z]+[a-z]+1", ".*foo.*bar", "a?" * 30 + "x", "(?:a|aa)" * 25 + "x", ".{0,999}.{0,999}x"),
+    *("(.*){8}x", r"(.*,){3}x", r"\d*[a-z]*\d*x", r"\w+(x|\w+)\w+", r"(?=.*a)\w*\w*x", r"(a*)(?:\1)*x"),
+    *("(?i)a*A*x", "(?i:a*)A*x", r"[\u0400-\u04ff]*[\u0410-\u0420]*x", "((((a{0,8}){8}){8}){8})x"),
 ]
 HARMLESS = [
     *(
@@ -26,6 +29,8 @@ HARMLESS = [
         "^(yes|no)$",
     ),
     *("(?:ab)*c", "(?<!a)b+", "(?>a+)b", "a++b"),
+    *(r"\d+\.\d+", r"[A-Z]\w+\s+\w+", r"\n\s{0,9}\n\s{0,9}\n", r"Observation:.*\n.*x", r"\d+[a-z]+x", r"```\s*$"),
+    *(r"(\d{1,3}\.){3}\d{1,3}", r"(\d+\.\d+|x+y+)z", r"(?:\n|^)(?:User|Human)\s*:", r"\[[^\]]*\]\([^)]*\)", "a?" * 14),
 ]
 
 
@@ -40,6 +45,13 @@ def test_pattern_when_it_is_an_ordinary_one_then_it_is_let_pass_and_ends(pattern
     began_s = time.process_time()
     for text in ("a" * 2_000, "ab" * 1_000, "foobar" * 300):
         re.search(pattern, text)
+    assert time.process_time() - began_s < 5
+
+
+@pytest.mark.parametrize("pattern", ["(a?|b?)" * 30, "((((a?b){8}){8}){8}){8}", "x?" * 100, "[^a]?[^b]" * 28])
+def test_pattern_when_it_is_made_to_be_long_to_look_at_then_that_ends_soon(pattern):
+    began_s = time.process_time()
+    assert may_not_end(pattern)
     assert time.process_time() - began_s < 5
 
 

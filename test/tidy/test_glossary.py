@@ -28,7 +28,7 @@ ORDINARY = set(
     driver dropped dry dsa dualpath else elsewhere endpoint engine entry error estimate estimated event everywhere
     evicting executor explain exported fact failed fault figure file filled finding flag fleet folder followed
     foreign form forward forwarder found full gauge geometry given gpu group grown growth hash health hicache
-    history holding hook host http hybrid identity ids index init io iovec ipc json kept kernel kind knob known kv
+    history holding hook host http hybrid identity ids image index init io iovec ipc json kept kernel kind knob known kv
     landed large launch launched launcher layer layerwise layout leased lending lent level limit limited line list
     lmetric load location lockstep log long look lost machine main maker match memory metric mha mla mode model
     mooncake move native no node observe offload openai opened opening option order outcome own pace pacing page

@@ -158,6 +158,29 @@ def test_retire_when_a_fetch_is_queued_then_the_page_waits_until_it_is_cancelled
     assert node.counters[0].quarantined_pages == 1
 
 
+def test_fetches_when_given_up_then_peers_have_their_pages_back_and_the_batch_fails_and_the_next_lands(node):
+    node.holder.publish(frames(3, 4), keys(1, 2))
+    assert node.reader.admit("r", keys(1), frames(7))
+    assert ids(node.holder.retire(frames(3))) == []
+    assert node.reader.give_up() == 1
+    assert ids(node.holder.drain()) == [3]
+    assert node.reader.admit("s", keys(2), frames(8)), "of the same batch: SGLang hears how a whole one ended"
+    assert not node.reader.finish(node.reader.start())
+    assert node.counters[1].fetches_failed == 1
+    assert node.reader.give_up() == 0
+    assert node.reader.admit("t", keys(2), frames(9))
+    assert node.reader.finish(node.reader.start())
+    assert ids(node.holder.retire(frames(4))) == [4]
+
+
+def test_fetches_when_given_up_and_cancelled_then_the_next_batch_lands(node):
+    node.holder.publish(frames(3), keys(1))
+    assert node.reader.admit("r", keys(1), frames(7)) and node.reader.give_up() == 1
+    assert node.reader.cancel("r") and node.reader.start() == NOTHING_QUEUED
+    assert node.reader.admit("s", keys(1), frames(8))
+    assert node.reader.finish(node.reader.start())
+
+
 def test_start_when_two_requests_want_the_same_tail_then_it_is_fetched_once(node):
     node.holder.publish(frames(3, 4), keys(1, 2))
     for rid, targets in (("a", frames(7, 8)), ("b", frames(9, 10))):
@@ -308,6 +331,22 @@ def test_move_to_when_the_namespace_changes_then_the_old_reader_bit_is_free_and_
     assert node.reader.prepare(request("r"), keys(1)).num_pages == 0
     node.holder.publish(frames(3), keys(1))
     assert node.reader.prepare(request("r"), keys(1)).num_pages == 1
+
+
+def test_move_to_when_it_fails_then_pages_that_are_freed_are_handed_out_all_the_same(node):
+    node.holder.publish(frames(3), keys(1))
+    node.holder.quiesce()
+
+    def join():
+        raise OSError("too many open files")
+
+    with pytest.raises(OSError, match="open files"):
+        node.holder.move_to([join])
+    node.holder.stop()
+    assert ids(node.holder.retire(frames(3, 4))) == [3, 4] and ids(node.holder.drain()) == []
+    assert node.holder.prepare(request("r"), keys(1)).num_pages == 0 and node.holder.copies_of(keys(1)) == [None]
+    node.holder.reset()
+    assert node.reader.prepare(request("r"), keys(1)).num_pages == 0
 
 
 def test_fetch_when_the_dispatcher_named_a_holder_then_it_is_asked_first_and_supplies():

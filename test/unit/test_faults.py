@@ -89,6 +89,12 @@ def test_stop_when_a_hook_that_guards_pages_fails_then_sharing_ends_once():
     assert stopped == [1]
 
 
+def test_stop_when_it_fails_too_then_that_stays_here():
+    faults.stop_with(fails)
+    assert faults.quiet(fails, "guard", lambda: 7, stops=True)() == 7
+    assert faults.counts() == {"guard": 1, "stop": 1}
+
+
 def test_count_when_somebody_listens_then_he_is_told_of_what_was_before_too():
     faults.beside(fails, "a")()
     told = []
@@ -152,3 +158,18 @@ def test_coroutine_when_the_hook_raises_then_sglang_answers():
         return number + 1
 
     assert asyncio.run(faults.around(hook, "hook")(original, 1)) == 2
+
+
+def test_coroutine_when_the_hook_raises_behind_the_call_then_it_is_not_called_again():
+    asked = []
+
+    async def hook(original, number):
+        await original(number)
+        fails()
+
+    async def original(number):
+        asked.append(number)
+        return number + 1
+
+    assert asyncio.run(faults.around(hook, "hook")(original, 1)) == 2
+    assert asked == [1]

@@ -21,10 +21,18 @@ NEEDED_BY = {
         "Gemma keeps a sliding window",
     ),
     "states": (replace(ASKED, model=ModelFacts(architecture="Qwen", has_states=True)), "Qwen keeps states"),
+    "images": (
+        replace(ASKED, model=ModelFacts(architecture="Deep", takes_media=True)),
+        "Deep takes images, video or sound",
+    ),
     "index_keys": (replace(ASKED, model=ModelFacts(architecture="Deep", has_index_keys=True)), "Deep keeps index keys"),
     "drafts": (replace(ASKED, algorithm="EAGLE"), "--speculative-algorithm EAGLE"),
     "adapters": (replace(ASKED, has_adapters=True), "--lora-paths"),
     "pairs": (replace(ASKED, disaggregation_mode="decode"), "--disaggregation-mode decode"),
+    "tenant_share": (
+        replace(ASKED, config=Config(tenant_share=0.5, tenant_secret_file="secret")),
+        "--banyan-tenant-share",
+    ),
     "answers": (replace(ASKED, config=HIDING), "--banyan-no-answer-details"),
 }
 WITH_PATCHES = {patch.feature for patch in QUEUE}

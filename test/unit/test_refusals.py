@@ -74,6 +74,28 @@ def test_refusals_when_weights_are_not_those_of_the_checkpoint_then_pages_that_m
     assert f"--load-format {load_format}" in line and "--load-format auto" in line
 
 
+@pytest.mark.parametrize(
+    ("asked", "flag"),
+    [
+        ({"weight_cache_mode": "client"}, "--weight-cache-mode client"),
+        ({"weight_cache_mode": "daemon"}, "--weight-cache-mode daemon"),
+        ({"modelopt_checkpoint_restore_path": "/m"}, "--modelopt-checkpoint-restore-path /m"),
+        ({"kt_weight_path": "/k"}, "--kt-weight-path /k"),
+        ({"kt_weight_path": "/load-format/k"}, "--kt-weight-path /load-format/k"),
+    ],
+)
+def test_refusals_when_weights_come_from_beside_the_files_then_pages_that_must_know_them_are_refused(asked, flag):
+    assert refusals(ServerFacts(**asked)) == []
+    (line,) = refusals(ServerFacts(**asked, knows_weights=True))
+    assert line.startswith(f"{flag} with --banyan-store") and "drop that flag" in line
+
+
+def test_refusals_when_two_flags_bring_other_weights_then_each_is_said_with_its_way_out():
+    lines = refusals(ServerFacts(load_format="dummy", weight_cache_mode="client", knows_weights=True))
+    ways_out = ("use --load-format auto, or drop those", "drop that flag, or drop those")
+    assert len(lines) == 2 and all(way_out in line for line, way_out in zip(lines, ways_out, strict=True))
+
+
 def test_refusals_when_the_pool_is_sized_after_capture_then_only_cuda_minds():
     assert refusals(ServerFacts(sizes_pool_after_capture=True)) == []
     (line,) = refusals(ServerFacts(device="cuda", sizes_pool_after_capture=True, has_arena=True))
@@ -116,6 +138,7 @@ def test_refusals_when_several_facts_are_bad_then_all_are_said_at_once():
 def test_facts_when_a_field_is_added_then_it_has_a_refusal_here():
     covered = {*BAD, *BAD_PAIR, *BAD_DECODE, "expandable_segments", "sizes_pool_after_capture", "has_arena"}
     covered |= {"enable_memory_saver", "load_format", "knows_weights"}
+    covered |= {"weight_cache_mode", "modelopt_checkpoint_restore_path", "kt_weight_path"}
     covered |= {"hicache_size", "disaggregation_mode", "load_balance_method", "policy", "num_ranks"}
     assert {field.name for field in fields(ServerFacts)} == covered
 

@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Sequence
 
 from banyan.arena.lineage import ROOT, Lineage
+from banyan.arena.owners import Owners
 from banyan.arena.residency import Residency
 from banyan.core import PageKey
 from banyan.pacing import WriteAdmission, WriteVerdict
@@ -40,6 +41,7 @@ class Archive:
         store: PageStore,
         residency: Residency,
         lineage: Lineage,
+        owners: Owners,
         admission: WriteAdmission,
         memory: object,
         frame_bytes: int,
@@ -50,6 +52,7 @@ class Archive:
         self._store = store
         self._residency = residency
         self._lineage = lineage
+        self._owners = owners
         self._admission = admission
         self._memory = memory
         self._frame_bytes = frame_bytes
@@ -94,7 +97,7 @@ class Archive:
     def _put(self, keys: list[str], parent: str | None) -> Sequence[str]:
         frames = [frame for key in keys if (frame := self._residency.frame(key)) is not None]
         offsets = array("q", [frame * self._frame_bytes for frame in frames])
-        answers = self._store.put(keys, parent, self._memory, offsets)
+        answers = self._owners.put(self._store, keys, parent, self._memory, offsets)
         is_orphan = answers[0] == ORPHAN
         for key, frame, answer in zip(keys, frames, answers, strict=True):
             if answer == QUEUED:

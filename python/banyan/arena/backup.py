@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from banyan.arena.residency import Residency
@@ -129,7 +129,24 @@ class Backup:
                 sent.append(moved)
                 self._on_their_way.update(moved.keys)
         if loads:
-            self._moving.append(_Moving(sent, self._peers.start_copy(loads)))
+            self._moving.append(_Moving(sent, self._started(loads, sent)))
+
+    def _started(self, loads: Sequence[tuple[Lease, array[int]]], sent: Sequence[_Sent]) -> Copy:
+        try:
+            return self._peers.start_copy(loads)
+        except (OSError, ValueError):
+            # Nothing has been begun.
+            for lease, _ in loads:
+                lease.release()
+            self._give_up(sent)
+            raise
+
+    def _give_up(self, sent: Iterable[_Sent]) -> None:
+        """They have not come."""
+        self._counters.backups_failed += 1
+        for chain in sent:
+            self._on_their_way.difference_update(chain.keys)
+            self._residency.abandon(chain.frames)
 
     def _leased(self, chain: _Queued) -> tuple[Lease, _Sent] | None:
         """What the pool holds of the chain, as far as there is room, ready to be copied; the rest is queued again."""
@@ -140,7 +157,7 @@ class Backup:
         found = self._peers.lookup(keys, self._pool_slots)
         self._counters.backups_dropped_pages += len(keys) - found.num_pages
         room = min(found.num_pages, self._max_pages - len(self._on_their_way))
-        frames = self._residency.claim(room, sparing=behind)
+        frames = self._residency.claim(room, behind, keys)
         moved = keys[: len(frames)]
         self._enqueue(_Queued(keys[len(frames) : found.num_pages], [*behind, *moved]))
         lease = self._peers.lease(found, moved) if frames else None
@@ -160,9 +177,7 @@ class Backup:
         for chain in moving.chains:
             self._on_their_way.difference_update(chain.keys)
         if not moving.copy.finish():
-            self._counters.backups_failed += 1
-            for chain in moving.chains:
-                self._residency.abandon(chain.frames)
+            self._give_up(moving.chains)
             return []
         return [landed for chain in moving.chains if (landed := self._published(chain)).keys]
 

@@ -167,7 +167,7 @@ class Prefetch:
         if not num_wanted:
             return
         room = min(num_wanted, self._max_pages - len(self._place_of))
-        frames = self._residency.claim(max(0, room), sparing=behind)
+        frames = self._residency.claim(max(0, room), behind, keys)
         self._counters.add(f"{_WORDS[kind]}s_dropped_pages", num_wanted - len(frames))
         self._tell_if_too_long(num_wanted)
         if not frames:

@@ -7,7 +7,8 @@ Invariants
      out.
   3. What is in ``kept`` stays while it could not fill more than ``MOST_KEPT`` of the frames; where it could, it goes
      when nothing else can.
-  4. Of two pages that nobody asked for since they came, the one further from the root of its prefix goes first: the
+  4. A page that was found to be kept is set aside until it is no more: it is walked past once, and not by every claim.
+  5. Of two pages that nobody asked for since they came, the one further from the root of its prefix goes first: the
      pages of a prefix queue for eviction in reverse, and a lease of a page is a lease of all pages before it.
 
 States of a frame: without memory --grow--> free --claim--> filling --publish--> resident --evict--> free, by way of
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import Protocol
 
@@ -29,6 +30,9 @@ from banyan.ports import ArenaFrameTable
 
 MOST_KEPT = 0.5
 """Of the frames, for pages that stay whoever needs room."""
+
+Queue = OrderedDict[int, None]
+"""Frames, the next to be examined first."""
 
 
 def frame_ids(numbers: bytes) -> list[int]:
@@ -65,7 +69,9 @@ class Residency:
         self._watches: list[FrameWatch] = []
         self._free = list(range(num_frames - 1, -1, -1))
         self._filling: set[int] = set()
-        self._key_of: OrderedDict[int, str] = OrderedDict()  # resident frames, the next to be examined first
+        self._key_of: dict[int, str] = {}  # resident frames: each is queued or set aside
+        self._queue: Queue = OrderedDict()
+        self._aside: Queue = OrderedDict()
         self._frame_of: dict[str, int] = {}
         self._holds: Counter[int] = Counter()
         self._leaving: set[int] = set()
@@ -105,6 +111,7 @@ class Residency:
         adopted = set(frames)
         self._free = [frame for frame in self._free if frame not in adopted]
         self._key_of.update(zip(frames, keys, strict=True))
+        self._queue.update(dict.fromkeys(frames))
         self._frame_of.update(zip(keys, frames, strict=True))
         self._frame_table.publish(array("q", frames), list(keys))
 
@@ -112,9 +119,9 @@ class Residency:
         """Where the page of ``key`` is resident."""
         return self._frame_of.get(key)
 
-    def claim(self, num_frames: int, sparing: Sequence[str] = ()) -> list[int]:
-        """Frames to fill, evicting what goes first but the pages of ``sparing``; fewer than asked for when the rest is
-        held or being read."""
+    def claim(self, num_frames: int, sparing: Sequence[str] = (), keys: Sequence[str] = ()) -> list[int]:
+        """Frames to fill with the first pages of ``keys``, evicting what goes first but the pages of ``sparing``; fewer
+        than asked for when the rest is held or being read. Whose the pages are matters to nobody here."""
         self._let_go(frame_ids(self._frame_table.drain()))
         missing = num_frames - len(self._free)
         if missing > 0:
@@ -142,7 +149,8 @@ class Residency:
             self.abandon([frame for frame in frames if frame not in kept])
         new_frames, new_keys = list(new.values()), list(new)
         self._filling.difference_update(new_frames)
-        self._key_of.update(zip(reversed(new_frames), reversed(new_keys), strict=True))
+        self._key_of.update(zip(new_frames, new_keys, strict=True))
+        self._queue.update(dict.fromkeys(reversed(new_frames)))
         self._frame_of.update(new)
         self._frame_table.publish(array("q", new_frames), new_keys)
         for watch in self._watches:
@@ -177,6 +185,8 @@ class Residency:
         self._let_go(frame_ids(self._frame_table.retire(array("q", self._key_of))))
         gone = self.keys
         self._key_of.clear()
+        self._queue.clear()
+        self._aside.clear()
         self._frame_of.clear()
         for watch in self._watches:
             watch.evicted(gone)
@@ -187,31 +197,46 @@ class Residency:
         frames = [self._frame_of[key] for key in keys if key in self._frame_of and key not in self._kept]
         self._frame_table.take_touched(array("q", frames))
         for frame in frames:
-            self._key_of.move_to_end(frame, last=False)
+            self._queue.move_to_end(frame, last=False)
         return len(frames)
+
+    def kept_no_more(self, keys: Sequence[str]) -> list[int]:
+        """These pages have left ``kept``: what was set aside queues again, and is examined last. The frames of that."""
+        frames = [self._frame_of[key] for key in reversed(keys) if self._frame_of.get(key) in self._aside]
+        for frame in frames:
+            del self._aside[frame]
+            self._queue[frame] = None
+        return frames
 
     def _evict(self, num_frames: int) -> None:
         victims: list[int] = []
         gone: list[str] = []
-        self._choose(num_frames, victims, gone, self._kept)
+        self._choose(num_frames, victims, gone, self._queue)
         if len(victims) < num_frames and len(self._kept) > MOST_KEPT * self.num_frames:
-            self._choose(num_frames, victims, gone, ())
+            self._choose(num_frames, victims, gone, self._aside)
         self.num_evicted += len(victims)
         for watch in self._watches:
             watch.evicted(gone)
         self._free += frame_ids(self._frame_table.retire(array("q", victims)))
 
-    def _choose(self, num_frames: int, victims: list[int], gone: list[str], kept: Container[str]) -> None:
+    def _choose(self, num_frames: int, victims: list[int], gone: list[str], queue: Queue) -> None:
         # Twice round: the first may only take the marks away.
-        num_to_examine = 2 * len(self._key_of)
-        while num_to_examine > 0 and len(victims) < num_frames and self._key_of:
-            candidates = list(islice(self._key_of, num_frames - len(victims)))
+        num_to_examine = 2 * len(queue)
+        while num_to_examine > 0 and len(victims) < num_frames and queue:
+            candidates = list(islice(queue, num_frames - len(victims)))
             num_to_examine -= len(candidates)
-            touched = set(frame_ids(self._frame_table.take_touched(array("q", candidates))))
-            for frame in candidates:
-                if frame in touched or frame in self._holds or (kept and self._key_of[frame] in kept):
-                    self._key_of.move_to_end(frame)
-                else:
-                    victims.append(frame)
-                    gone.append(self._key_of.pop(frame))
-                    del self._frame_of[gone[-1]]
+            self._examine(candidates, victims, gone, queue)
+
+    def _examine(self, candidates: Sequence[int], victims: list[int], gone: list[str], queue: Queue) -> None:
+        touched = set(frame_ids(self._frame_table.take_touched(array("q", candidates))))
+        for frame in candidates:
+            if queue is self._queue and self._key_of[frame] in self._kept:
+                del queue[frame]
+                self._aside[frame] = None
+            elif frame in touched or frame in self._holds:
+                queue.move_to_end(frame)
+            else:
+                del queue[frame]
+                victims.append(frame)
+                gone.append(self._key_of.pop(frame))
+                del self._frame_of[gone[-1]]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from banyan.arena.archive import Archive
 from banyan.arena.lineage import Lineage
+from banyan.arena.owners import Owners
 from banyan.arena.page_source import Source, Wanted
 from banyan.arena.prefetch import Prefetch
 from banyan.arena.residency import Residency
@@ -34,6 +35,7 @@ class StoreTier(Source):
         memory: object,
         block: BlockGeometry,
         admission: WriteAdmission,
+        owners: Owners,
         counters: Counters,
         orphaned: Callable[[Sequence[str]], None] | None = None,
     ) -> None:
@@ -43,12 +45,14 @@ class StoreTier(Source):
         self._store = store
         self._counters = counters
         self._orphaned = orphaned
+        self._owners = owners
         self._lineage = Lineage()
         self._prefetch = prefetch
         self._archive = Archive(
             store=store,
             residency=residency,
             lineage=self._lineage,
+            owners=owners,
             admission=admission,
             memory=memory,
             frame_bytes=block.frame_bytes,
@@ -62,6 +66,7 @@ class StoreTier(Source):
         is worth it. How many leading pages node and store hold."""
         self._lineage.learn(wanted.keys)
         found = self._store.lookup(list(wanted.keys))
+        self._owners.stored(self._store, wanted.keys, found.num_pages)
         self._note_access(wanted.keys, found.num_pages)
         behind = found.after(wanted.num_held)
         self._prefetch.start_reads(wanted.missing, wanted.worth, behind, behind=wanted.behind)

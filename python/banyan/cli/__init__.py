@@ -109,7 +109,10 @@ def _cut_launch(words: list[str]) -> tuple[list[str], list[str] | None]:
 
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "%(prog)s [-h] [--json] [--drive DIR] [--store URL] [--draft MODEL] [MODEL] [-- LAUNCH ARGUMENTS]"
+    parser.usage = (
+        "%(prog)s [-h] [--json] [--drive DIR] [--store URL] [--peer HOST:PORT --secret-file PATH] [--draft MODEL] "
+        "[MODEL] [-- LAUNCH ARGUMENTS]"
+    )
     parser.epilog = (
         "Behind -- a dry run: what a server started with these arguments would refuse, and what it would set."
     )
@@ -131,6 +134,14 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
         type=lambda text: tuple(part for part in text.split(",") if part),
         help="a store as --banyan-store names it: its library, whoever is to answer, its drives",
     )
+    parser.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="HOST:PORT",
+        help="try the path to another node, named by its --banyan-listen: moves some 250 MB; repeat it",
+    )
+    parser.add_argument("--secret-file", type=Path, metavar="PATH", help="with --peer: as --banyan-secret-file")
     parser.set_defaults(run=_doctor)
 
 
@@ -224,7 +235,14 @@ def _doctor(args: argparse.Namespace) -> int:
         print("banyan doctor: --draft: of which MODEL?", file=sys.stderr)
         return 2
     findings = [] if args.model is None else [examine_model(args.model, args.draft)]
-    if args.model is None or args.drive or args.store or args.launch is not None:
+    if args.peer:
+        try:
+            findings += doctor.examine_peers(args.peer, args.secret_file)
+        except (ValueError, OSError) as error:
+            print(f"banyan doctor: {error}", file=sys.stderr)
+            return 2
+    is_all = args.model is None and not args.peer
+    if is_all or args.drive or args.store or args.launch is not None:
         findings += doctor.examine(drives=args.drive, store=args.store, launch=args.launch)
     if args.json:
         print(json.dumps([finding.as_dict() for finding in findings], indent=2))

@@ -15,9 +15,12 @@ from banyan.cli.doctor_drive import examine_drive
 from banyan.cli.doctor_gpu import examine_gpus
 from banyan.cli.doctor_limits import examine_limits
 from banyan.cli.doctor_machine import Kernel, examine_machine
+from banyan.cli.doctor_peer import examine_path
 from banyan.cli.doctor_sglang import examine_flags
 from banyan.cli.finding import Finding
+from banyan.core import Address
 from banyan.feature_list import switched_off
+from banyan.owner import read_secret
 from banyan.store import StoreLocation, look
 from banyan.transport.cuda_ipc.driver import CudaDriver
 
@@ -67,6 +70,23 @@ def examine_store(location: StoreLocation) -> list[Finding]:
     except (ValueError, OSError) as error:
         return [Finding.refused(what, str(error))]
     return [Finding(what, True, said)] if said else []
+
+
+def examine_peers(addresses: Sequence[str], secret_file: Path | None) -> list[Finding]:
+    """The paths to other nodes, tried one after the other.
+
+    Raises:
+        ValueError: for what is no address, or no secret.
+        OSError: when the secret cannot be read.
+    """
+    from banyan.features.nodes.path import try_path
+    from banyan.transport.sealed.secret import Keys
+
+    nodes = [Address.parse(address) for address in addresses]
+    if secret_file is None:
+        raise ValueError("--peer: a node lets in who knows its secret: name the file with --secret-file")
+    keys = Keys.of(read_secret(secret_file))
+    return [finding for node in nodes for finding in examine_path(try_path(node, keys))]
 
 
 def _versions() -> Finding:

@@ -13,10 +13,16 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from banyan.layout.file_digests import FileDigests, file_digests
+from banyan.layout.file_digests import FileDigests, file_digests, state_name
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-CONFIG_NAMES = ("config.json", "hf_quant_config.json", "quantize_config.json")
+CONFIG_SUFFIX = ".json"
+"""A model's own, its quantisation's, by whatever name, and which of the files its weights are in."""
+WORDS_ALONE = frozenset(
+    """added_tokens.json chat_template.json generation_config.json special_tokens_map.json tekken.json tokenizer.json
+    tokenizer_config.json vocab.json""".split()
+)
+"""They decide which tokens there are, and not what is computed of them."""
 CODE_SUFFIX = ".py"
 """Of a model that brings its own code (``--trust-remote-code``)."""
 ADAPTER_SUFFIXES = (".json", *WEIGHT_SUFFIXES)
@@ -44,7 +50,8 @@ def checkpoint_digest(folder: Path, memory: Path | None) -> CheckpointDigest:
     if not files:
         raise ValueError(f"{folder}: no weights ({', '.join(WEIGHT_SUFFIXES)}) to tell this model by")
     digest = hashlib.sha256()
-    small = [folder / name for name in CONFIG_NAMES] + sorted(folder.glob(f"*{CODE_SUFFIX}"))
+    configs = sorted(path for path in folder.glob(f"*{CONFIG_SUFFIX}") if path.name not in WORDS_ALONE)
+    small = configs + sorted(folder.glob(f"*{CODE_SUFFIX}"))
     for path in small:
         if path.is_file():
             _add(digest, path.name, path.read_bytes())
@@ -52,6 +59,18 @@ def checkpoint_digest(folder: Path, memory: Path | None) -> CheckpointDigest:
     for path, content in zip(files, reading.digests, strict=True):
         _add(digest, path.name, content)
     return CheckpointDigest(digest.hexdigest(), reading)
+
+
+def states_of(place: Path) -> dict[str, str]:
+    """Of a file, or of those in a folder that its digest, or an adapter's, may be made of: by path, what a file that is
+    written anew, or put in its place, does not have.
+
+    Raises:
+        OSError: when one cannot be looked at.
+    """
+    suffixes = (CONFIG_SUFFIX, CODE_SUFFIX, *WEIGHT_SUFFIXES)
+    paths = [place] if place.is_file() else [path for path in place.glob("*") if path.suffix in suffixes]
+    return {str(path): state_name(path.stat()) for path in paths if path.name not in WORDS_ALONE}
 
 
 def adapter_id(name: str, folder: Path) -> str:

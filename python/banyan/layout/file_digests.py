@@ -101,7 +101,7 @@ class _Unusable(Exception):
 def _computed(paths: Sequence[Path], known: dict[str, _Known], obstacle: str) -> FileDigests:
     """Adds to ``known``, in the order of use, what may be remembered."""
     states = [path.stat() for path in paths]
-    names = [_name(state) for state in states]
+    names = [state_name(state) for state in states]
     samples = [_sample(path, state.st_size).hex() for path, state in zip(paths, states, strict=True)]
     new = [
         index
@@ -111,7 +111,7 @@ def _computed(paths: Sequence[Path], known: dict[str, _Known], obstacle: str) ->
     started_s, started_ns = time.monotonic(), time.time_ns()
     read = dict(zip(new, _read([(paths[index], states[index].st_size) for index in new]), strict=True))
     for path, name in zip(paths, names, strict=True):
-        if _name(path.stat()) != name:
+        if state_name(path.stat()) != name:
             raise ValueError(f"{path} is being written: start when it is complete")
     digests = []
     for index, (name, state) in enumerate(zip(names, states, strict=True)):
@@ -155,7 +155,8 @@ def _sample(path: Path, num_bytes: int) -> bytes:
     return sample.digest()
 
 
-def _name(state: os.stat_result) -> str:
+def state_name(state: os.stat_result) -> str:
+    """What tells a file from itself after a write, and from another one in its place."""
     return f"{state.st_dev}:{state.st_ino}:{state.st_size}:{state.st_mtime_ns}:{state.st_ctime_ns}"
 
 

@@ -19,9 +19,10 @@ FORMAT_VERSION = 4
 class Namespace:
     """The identity of KV content. Every field is part of the digest.
 
-    ``weights_epoch`` counts the weight updates this process has taken since its start: two ranks of a server share
-    again as soon as both have taken the same ones. What the updates brought is known to this server only, so
-    ``server`` is its name from the first one on, and empty before: servers share what they loaded from equal files.
+    ``weights_epoch`` is 0 while the weights are those that were loaded at the start, and 1 from their first change on.
+    What a change brought is known to this server only, so ``server`` is then its name and what the weights of the rank
+    have gone through: two ranks share as soon as that is the same. Before it is empty: servers share what they loaded
+    from equal files.
 
     ``engine`` is the engine's name and version: another one may compute other KV of the same tokens.
 

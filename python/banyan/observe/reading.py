@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from banyan.telemetry import DESCRIPTIONS, gauges_of
+from banyan.observe.request_history import can_be_said
+from banyan.telemetry import DESCRIPTIONS, gauges_of, rid_pseudonym
 
 HIT_SOURCES = ("own", "peer", "host", "store")
 """Where cached tokens were, the nearest first; counters ``<source>_tokens``."""
@@ -76,7 +77,7 @@ class RankReading:
     Attributes:
         values: its counters and gauges, by their names in ``/metrics``.
         num_running, num_waiting, num_used_tokens: its load; None where the server does not tell.
-        prompts, plans: its last prompts and who holds them; its last decisions.
+        prompts, plans: its last prompts and who holds them; its last decisions, as far as they can be said.
         changing_lines: the last lines that have changed in every turn of a session, and where.
         rid_nonce: by which ids of requests in these are pseudonyms.
     """
@@ -126,7 +127,7 @@ class Reading:
             for state in sorted(states, key=lambda state: int(state.get("shard", 0))):
                 firsts.setdefault(int(state["dp_rank"]), state)
             ranks = tuple(_rank(number, firsts[number], load_of.get(number)) for number in sorted(firsts))
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
             raise ValueError(f"{url}/server_info is not as Banyan's ranks answer: {error!r}") from None
         if not ranks:
             raise NotSharing(f"{url} runs without Banyan: start it with --enable-banyan")
@@ -152,6 +153,9 @@ def _rank(number: int, state: Mapping[str, Any], load: Mapping[str, Any] | None)
     # Under `forwards` the planner tells its last ones, one by one.
     counted = {name: float(state[name]) for name in DESCRIPTIONS if isinstance(state.get(name), int | float)}
     told = {} if load is None else load
+    rid_nonce = str(state["rid_nonce"])
+    # One of which no pseudonym can be made would fail only when somebody asks for a request.
+    rid_pseudonym(rid_nonce, "")
     return RankReading(
         dp_rank=number,
         up_s=float(state.get("up_s", 0.0)),
@@ -161,9 +165,9 @@ def _rank(number: int, state: Mapping[str, Any], load: Mapping[str, Any] | None)
         num_waiting=_number(told.get("num_waiting_reqs")),
         num_used_tokens=_number(told.get("num_used_tokens")),
         prompts=tuple(SeenPrompt.of(told) for told in state.get("prompts") or ()),
-        plans=tuple(state.get("plans") or ()),
+        plans=tuple(plan for plan in state.get("plans") or () if can_be_said(plan)),
         changing_lines=tuple(ChangingLine.of(told) for told in state.get("changing_lines") or ()),
-        rid_nonce=str(state["rid_nonce"]),
+        rid_nonce=rid_nonce,
     )
 
 

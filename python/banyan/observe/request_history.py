@@ -27,6 +27,15 @@ def decisions_of(rid: str, nonce: str, plans: Iterable[Mapping[str, Any]]) -> li
     return [{**plan, "rid": rid} for plan in plans if plan["rid"] in names]
 
 
+def can_be_said(plan: Any) -> bool:
+    """Whether it is a decision as this release's ranks tell them: those of another one may have other fields."""
+    try:
+        sentences({"dp_rank": 0, **plan})
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
+        return False
+    return isinstance(plan["rid"], str) and isinstance(plan.get("planned_s", 0.0), int | float)
+
+
 def sentences(plan: Mapping[str, Any]) -> list[str]:
     """One decision in words, with its figures."""
     tail = plan["prompt_tokens"] - plan["own_tokens"]

@@ -11,10 +11,12 @@ Invariants
   2. While nobody has been passed over by that much, the order is the one that was wanted.
   3. Nothing is remembered of a request that waits no longer, and no clock is read: shards of a rank that see the same
      queue decide alike.
+  4. No request is held: SGLang asks no more once its queue is empty, and who has been answered may be large.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +32,7 @@ LEAST_TOKENS = 256
 class _Waiting:
     """A request, what it has to compute now, and what has passed it."""
 
-    request: Any
+    request: weakref.ref[Any]
     number: int
     num_tokens: int = 0
     passed_by: int = 0
@@ -46,16 +48,17 @@ class Queue:
 
     def come(self, requests: Sequence[Any]) -> None:
         """These wait now, new ones in the order in which they came. Who is not among them has gone."""
-        present = {id(request) for request in requests}
-        gone = [waiting for key, waiting in self._waiting.items() if key not in present]
-        for waiting in gone:
-            del self._waiting[id(waiting.request)]
+        present = {id(request): request for request in requests}
+        # One that has gone may have left its id to another.
+        gone = {key: one for key, one in self._waiting.items() if one.request() is not present.get(key, self)}
+        for key in gone:
+            del self._waiting[key]
         for request in requests:
             if id(request) not in self._waiting:
-                self._waiting[id(request)] = _Waiting(request, self._came)
+                self._waiting[id(request)] = _Waiting(weakref.ref(request), self._came)
                 self._came += 1
         for guarded in self._guarded():
-            guarded.passed_by += sum(one.num_tokens for one in gone if one.number > guarded.number)
+            guarded.passed_by += sum(one.num_tokens for one in gone.values() if one.number > guarded.number)
 
     def order(self, wanted: Sequence[Any]) -> list[Any]:
         """The same requests, none of them in front of one that it may not pass any more."""
@@ -64,7 +67,8 @@ class Queue:
         ordering = _Ordering(self._guarded())
         for request in wanted:
             ordering.place(self._waiting[id(request)])
-        return [waiting.request for waiting in ordering.placed]
+        requests = {self._waiting[id(request)].number: request for request in wanted}
+        return [requests[waiting.number] for waiting in ordering.placed]
 
     def _guarded(self) -> list[_Waiting]:
         """Those that have waited longest, in the order in which they came: the order of the dictionary."""

@@ -29,10 +29,17 @@ class MoveRates:
             classes = self._per_token_us.setdefault(kind, {})
             classes.setdefault(length_class(num_tokens), Estimate()).observe(move_us / num_tokens)
 
+    def measure_anew(self, kind: SourceKind, num_tokens: int) -> None:
+        """What the next move of such a length takes counts as if it were the first."""
+        estimate = self._per_token_us.get(kind, {}).get(length_class(num_tokens))
+        if estimate is not None:
+            estimate.count = 0
+
     def observe_batch(self, tokens: Mapping[SourceKind, int], move_us: float) -> None:
         """Tokens of several kinds came together in ``move_us``: each kind is given its expected share of that time.
 
-        While a kind was never measured, the shares are those of the tokens.
+        While a kind was never measured, the shares are those of the tokens. What kinds take together is learnt from any
+        batches, what each of them takes from those of one kind among them: from the others alone it cannot be known.
         """
         moved = {kind: count for kind, count in tokens.items() if count > 0 and kind is not SourceKind.OWN}
         expected = {kind: self.expected(kind, count) for kind, count in moved.items()}

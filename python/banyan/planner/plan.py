@@ -19,6 +19,7 @@ from itertools import accumulate
 
 from banyan.core import Run, SourceKind
 from banyan.layout import cacheable_tokens
+from banyan.pacing import length_class
 from banyan.planner.move_rates import MoveRates
 from banyan.planner.prefill_times import PrefillTimes
 
@@ -57,7 +58,7 @@ class PlanReason(Enum):
     UNMEASURED = "a time is not known yet, so what was found is moved"
     FASTER = "expected to be faster"
     KEPT = "no clear gain in changing what such tails get"
-    TRIAL = "measured again after many refusals"
+    TRIAL = "measured again, after many that were not moved whole"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,15 @@ class Pricing:
         compute_error = compute_error_us / compute_us if compute_us > 0 else 1.0
         error_us = move_error_us + abs(recompute.total_us - compute_us) * compute_error
         return Estimated(num_pages, move_us, compute_us, total_us, error_us)
+
+    def measures(self, tail: Tail, num_pages: int) -> set[tuple[SourceKind, int]]:
+        """Which of the measured rates a move of the first ``num_pages`` goes by, and teaches."""
+        return {(kind, length_class(num_tokens)) for kind, num_tokens in self._brought(tail, num_pages)}
+
+    def measure_anew(self, tail: Tail, num_pages: int) -> None:
+        """What the next such move takes counts as if it were the first."""
+        for kind, num_tokens in self._brought(tail, num_pages):
+            self._rates.measure_anew(kind, num_tokens)
 
     def _brought(self, tail: Tail, num_pages: int) -> list[tuple[SourceKind, int]]:
         """What a move of the first ``num_pages`` brings, by source."""

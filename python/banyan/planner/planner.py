@@ -3,8 +3,9 @@
 
 Invariants
   1. A plan is never expected to take longer than recomputing by more than the error of the comparison. The only
-     exception is a trial: one in ``TRIAL_EVERY`` refusals of a class, and only while moving is expected to take at most
-     twice as long. Without trials a source that was slow once would never be measured again.
+     exception is a trial: all that was found is moved, to measure it anew, where plans of its class have left some of
+     it so often that this costs ``1 / TRIAL_EVERY`` of computing each of them. Without trials lengths that were slow
+     once would never be moved again.
   2. Tails of one class (sources and length) change between moving and computing only when the other is better by more
      than the error: estimates that wobble around a tie do not make decisions flap.
   3. The same question of the same request gets the same answer: SGLang asks on every scheduling pass.
@@ -31,7 +32,6 @@ from banyan.planner.prefill_times import PrefillTimes
 from banyan.telemetry import Why
 
 TRIAL_EVERY = 64
-TRIAL_FACTOR = 2.0
 MAX_DECISIONS = 256
 """Some 100 KB of /server_info."""
 
@@ -45,10 +45,10 @@ class Action(Enum):
 
 @dataclass(slots=True)
 class _Habit:
-    """What tails of one class get, and how often they were refused since the last trial."""
+    """What tails of one class get, and how many plans in a row have left what a move of all would be measured by."""
 
     moves: bool = True
-    num_refused: int = 0
+    num_left: int = 0
 
 
 @dataclass(slots=True)
@@ -147,14 +147,23 @@ class Planner:
             habit.moves = gain_us > 0
         elif habit.moves != (gain_us > 0):
             reason = PlanReason.KEPT
-        if habit.moves:
-            habit.num_refused = 0
-            return Plan(best.num_pages, reason, best, recompute)
-        habit.num_refused += 1
-        if habit.num_refused >= TRIAL_EVERY and best.total_us <= TRIAL_FACTOR * recompute.total_us:
-            habit.num_refused = 0
-            return Plan(best.num_pages, PlanReason.TRIAL, best, recompute)
-        return Plan(0, reason, best, recompute)
+        chosen = best if habit.moves else recompute
+        if self._is_due(habit, tail, chosen, recompute):
+            habit.num_left = 0
+            self._pricing.measure_anew(tail, tail.num_found)
+            return Plan(tail.num_found, PlanReason.TRIAL, best, recompute)
+        return Plan(chosen.num_pages, reason, best, recompute)
+
+    def _is_due(self, habit: _Habit, tail: Tail, chosen: Estimated, recompute: Estimated) -> bool:
+        """Whether all that was found is to be moved, to see how long it takes now."""
+        if self._pricing.measures(tail, chosen.num_pages) == self._pricing.measures(tail, tail.num_found):
+            habit.num_left = 0
+            return False
+        habit.num_left += 1
+        whole = self._pricing.estimate(tail, tail.num_found, recompute)
+        assert whole is not None, "known for the best, known for the whole"
+        more_us = max(recompute.total_us, whole.total_us - chosen.total_us)
+        return habit.num_left * recompute.total_us >= TRIAL_EVERY * more_us
 
     def record(self, request: str, outcome: Outcome) -> None:
         """What became of a plan. Requests that are forgotten by now are ignored."""

@@ -6,7 +6,9 @@ The plugin fills ``ServerFacts`` from SGLang's resolved arguments; ``banyan doct
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from banyan import SGLANG_VERSION
 from banyan.refusals.hicache import in_banyans_words
@@ -19,9 +21,9 @@ MAX_SLOTS = 64
 HAND_OVERS = ("nixl", "mooncake")
 """Engines of pairs, in SGLang's words for ``--disaggregation-transfer-backend``."""
 
-NOT_OF_FILES = ("dummy", "remote", "remote_instance", "rdma", "ipc_cache", "private")
+NOT_OF_FILES = ("dummy", "remote", "remote_instance", "rdma", "private", "npcache", "presharded", "expert_pack")
 """Values of ``--load-format`` with which a rank's weights are not, or need not be, those of the files that the model's
-path names."""
+path names: of nobody's, of another server's, or of copies that were made of such files once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,9 @@ class ServerFacts:
     store_admit: str = "first"
     kv_cache_dtype: str = "auto"
     load_format: str = "auto"
+    weight_cache_mode: str = "off"
+    modelopt_checkpoint_restore_path: str | None = None
+    kt_weight_path: str | None = None
     knows_weights: bool = False
     rust_server: bool = False
     rust_servicer: bool = False
@@ -69,6 +74,20 @@ class ServerFacts:
     def num_slots(self) -> int:
         """Places in the rank table: a second one for each process's part of a host arena."""
         return self.num_member_slots * (2 if self.has_arena else 1)
+
+
+def _of_other_weights(name: str, applies: Callable[[Any], bool], way_out: str = "drop that flag") -> Rule[ServerFacts]:
+    """Where the flag of this name applies, weights, or a part of them, are not those of the files that the model's path
+    names."""
+    flag = f"--{name.replace('_', '-')}"
+    return Rule(
+        lambda f: f.knows_weights and applies(getattr(f, name)),
+        lambda f: (
+            f"{flag} {getattr(f, name)} with --banyan-store, --banyan-keep-host-arena, --banyan-listen or "
+            "--banyan-peers: pages must know their weights, and these are not those of the model's files: "
+            f"{way_out}, or drop those flags of Banyan's"
+        ),
+    )
 
 
 _RULES: tuple[Rule[ServerFacts], ...] = (
@@ -182,14 +201,11 @@ _RULES: tuple[Rule[ServerFacts], ...] = (
         lambda f: f.enable_unified_memory,
         lambda f: "--enable-unified-memory: its pools are not page arrays that a peer could read: drop that flag",
     ),
-    Rule(
-        lambda f: f.knows_weights and f.load_format in NOT_OF_FILES,
-        lambda f: (
-            f"--load-format {f.load_format} with --banyan-store, --banyan-keep-host-arena, --banyan-listen or "
-            "--banyan-peers: pages must know their weights, and these are not those of the model's files: use "
-            "--load-format auto, or drop those flags of Banyan's"
-        ),
-    ),
+    _of_other_weights("load_format", NOT_OF_FILES.__contains__, "use --load-format auto"),
+    # Of a process that has read them whenever it was started.
+    _of_other_weights("weight_cache_mode", lambda mode: mode != "off"),
+    _of_other_weights("modelopt_checkpoint_restore_path", bool),
+    _of_other_weights("kt_weight_path", bool),
     Rule(
         lambda f: f.kv_cache_dtype.startswith(("fp4", "mxfp", "nvfp4")),
         lambda f: (

@@ -25,6 +25,13 @@ def combination_refusal(asked: Config) -> str | None:
             "--banyan-listen, --banyan-peers: nodes know each other by a secret: write one with "
             "`(umask 077; openssl rand -hex 32 > FILE)` and pass --banyan-secret-file FILE"
         )
+    if asked.tenant_share is not None and not asked.tenant_secret_file:
+        return (
+            "--banyan-tenant-share: whose a page is, a server knows by its router's word: pass "
+            "--banyan-tenant-secret-file as well"
+        )
+    if asked.tenant_share is not None and not asked.has_arena:
+        return "--banyan-tenant-share: it is a share of the host arena: set --banyan-host-gb as well"
     if asked.policy != "sglang" and not asked.looks_up:
         return (
             f"--banyan-policy {asked.policy}: there is nothing to look up with --banyan-share off or "

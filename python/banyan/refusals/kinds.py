@@ -8,7 +8,7 @@ of full attention here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from banyan.refusals import MAX_SLOTS
@@ -187,12 +187,11 @@ def kind_refusals(facts: KindFacts) -> list[str]:
     ]
 
 
-def kept_states_refusal(reason: str) -> str:
-    """The line for a model of which SGLang keeps no states at the ends of pages; ``reason``: in its words."""
-    line = f"SGLang keeps no states of this model for pages of several tokens ({reason}): "
-    if f"{STRATEGY} is not supported" in reason:
-        return f"{line}use --banyan-share off, or start without --enable-banyan"
+def kept_states_refusal(reason: str, strategies: Sequence[str]) -> str:
+    """The line for a model of which SGLang keeps no states at the ends of pages. ``reason``: in its words;
+    ``strategies``: those that would keep them."""
+    way_out = f"--mamba-radix-cache-strategy {strategies[0]}" if strategies else "--banyan-share off"
     return (
-        f"{line}use --mamba-radix-cache-strategy {STRATEGY} where the model and its backend have it, or start without "
+        f"SGLang keeps no states of this model for pages of several tokens ({reason}): use {way_out}, or start without "
         "--enable-banyan"
     )

@@ -23,6 +23,8 @@ class ModelFacts:
     compression_ratios: frozenset[int] = frozenset()
     """Tokens of a row of compressed KV, over all layers; 0 for a layer that compresses nothing."""
     has_sparse_kv: bool = False
+    takes_media: bool = False
+    """Whether there are numbers in a prompt that stand for images, video or sound."""
 
 
 COMPRESSION_RATIOS = frozenset({0, 4, 128})

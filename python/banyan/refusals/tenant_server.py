@@ -37,8 +37,8 @@ _RULES: tuple[Rule[TenantFacts], ...] = (
     Rule(
         lambda f: f.speaks_grpc,
         lambda f: (
-            f"{FLAG} with --smg-grpc-mode or --grpc-mode: requests reach the ranks past the process that knows "
-            "whose they are: serve HTTP"
+            f"{FLAG} with gRPC (--grpc-port or SGLANG_GRPC_PORT, --smg-grpc-mode, --grpc-mode): it has no keys of "
+            "tenants: serve HTTP alone"
         ),
     ),
 )

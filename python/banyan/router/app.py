@@ -194,14 +194,17 @@ class Router:
                 body = await self._without_lines(row, body)
                 response = await unless_gone(request, self._answer(row, body, request, tenant))
         except Refused as why:
-            self.metrics.refused.labels(str(why.status)).inc()
-            headers = {"connection": "close"} | ({"retry-after": "1"} if why.status == 503 else {})
-            response = error(why.message, why.kind, why.status, headers, row.form)
+            response = self._refused(why, row)
         except ClientDisconnect:
             response = None
         self.metrics.requests.labels(row.path, str(response.status_code) if response is not None else "gone").inc()
         # Nobody reads it.
         return response if response is not None else Response(status_code=499)
+
+    def _refused(self, why: Refused, row: Row) -> Response:
+        self.metrics.refused.labels(str(why.status)).inc()
+        headers = {"connection": "close"} | ({"retry-after": "1"} if why.status == 503 else {})
+        return error(why.message, why.kind, why.status, headers, row.form)
 
     async def _answer(self, row: Row, body: bytes, request: Request, tenant: KnownTenant | None) -> Response:
         headers = self.tenant_rules.headers(tenant, request.headers)
@@ -260,7 +263,7 @@ class Router:
         try:
             tenant = self.tenant_rules.enter(BY_PATH[MODELS], request)
         except Refused as why:
-            return error(why.message, why.kind, why.status)
+            return self._refused(why, BY_PATH[MODELS])
         urls = [server.url for server in self.fleet.servers if server.takes_requests]
         return await models.models(self._session, urls, self.tenant_rules.headers(tenant, request.headers))
 

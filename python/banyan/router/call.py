@@ -42,8 +42,17 @@ class Call:
     def onward(self) -> dict[str, str]:
         """The headers that a server gets. A client's own word on where to read would not be this router's. And a
         compressed stream could not be ended with an event that says that it broke."""
-        kept = {name: value for name, value in self.headers.items() if not _is_dropped(name.lower())}
+        kept = {name: as_it_came(value) for name, value in self.headers.items() if not _is_dropped(name.lower())}
         return {**kept, "accept-encoding": "identity", **(self.tenant.says if self.tenant is not None else {})}
+
+
+def as_it_came(value: str) -> str:
+    """A client's header as aiohttp sends its bytes: it writes UTF-8, and Starlette has read Latin-1. Other bytes than
+    UTF-8 it cannot write."""
+    try:
+        return value.encode("latin-1").decode()
+    except UnicodeError:
+        return value
 
 
 def owner_of(tenant: KnownTenant | None) -> str:

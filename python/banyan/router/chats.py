@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from banyan.router.paths import MESSAGES, RESPONSES
-from banyan.routing.question import question
+from banyan.routing.question import PATH_FIELD, REQUEST_FIELD, question
 
 _ENCODER = msgspec.json.Encoder(order="sorted")
 
@@ -23,6 +23,10 @@ MEDIUM_BYTES = 1024
 
 _MEDIA = frozenset({"image", "document", "input_image", "input_file", "input_audio", "image_url", "video_url"})
 """Types of parts of Messages and Responses that are no words."""
+
+_NOT_ASKED = frozenset({"prompt", "stream", "stream_options", PATH_FIELD, REQUEST_FIELD})
+"""Fields of a chat that are no part of the question for its tokens: the last two would ask another one, in the router's
+name."""
 
 _MOST_NESTED = 4
 """A turn -> its parts -> the result of a tool -> its parts."""
@@ -45,7 +49,7 @@ def chat(fields: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     text = b"\n".join((_ENCODER.encode(fields.get("tools")), *map(_message, messages)))
     # The server reads from the body what it reads from a chat completion, so that both render alike.
-    tokenize = {name: value for name, value in fields.items() if name not in ("prompt", "stream", "stream_options")}
+    tokenize = {name: value for name, value in fields.items() if name not in _NOT_ASKED}
     return {"text": text, "tokenize": tokenize if all(map(_is_text_only, messages)) else None}
 
 

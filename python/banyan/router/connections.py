@@ -7,6 +7,7 @@ A connection: asking (``HEADER_S`` at most, no matter how its bytes drip in) -> 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import resource
 from typing import Any
@@ -19,21 +20,27 @@ HEADER_S = 20.0
 OWN_FILES = 128
 """Descriptors that are not for requests: the process' own, and those of servers' events and probes."""
 
-FILES_PER_REQUEST = 2
+
+def take_open_files() -> None:
+    """Have as many descriptors as the process may have."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def most_connections() -> int:
-    """As many as there are descriptors for, when each has a request under way."""
+def most_connections(num_servers: int) -> int:
+    """As many as there are descriptors for, when each has a request under way. Of a pair both servers get it, and what
+    is for all servers each of them: without descriptors no probe is answered, and all servers count as down."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         soft = 1 << 20
-    return max(1, (soft - OWN_FILES) // FILES_PER_REQUEST)
+    return max(1, (soft - OWN_FILES) // (1 + num_servers))
 
 
 class Bounded(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     """uvicorn's protocol for one connection."""
 
-    max_connections = most_connections()
+    max_connections = most_connections(1)
     header_s = HEADER_S
     _timer: asyncio.TimerHandle | None = None
     _has_warned = False
@@ -45,7 +52,7 @@ class Bounded(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
                 Bounded._has_warned = True
                 logger.warning(
                     "more than %d connections: the next ones are closed at once; raise the limit of open files "
-                    "(ulimit -n)",
+                    "(ulimit -Hn)",
                     self.max_connections,
                 )
             transport.abort()
@@ -72,3 +79,8 @@ class Bounded(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         # A request that has begun since has a cycle of its own.
         if self.cycle is cycle and not self.transport.is_closing():
             self.transport.close()
+
+
+def bounded(num_servers: int) -> type[Bounded]:
+    """The same for a router of so many servers."""
+    return type("Bounded", (Bounded,), {"max_connections": most_connections(num_servers)})

@@ -16,6 +16,8 @@ from banyan.routing import LoadReport
 _WILDCARDS = ("*", "0.0.0.0", "::", "[::]")
 MAX_RANKS = 1024
 """Of one server: whoever says more is no server, and each gets a row in the policies' table."""
+MOST = 1 << 53
+"""Of any number that a server tells: what is larger the policies could not reckon with, for any request."""
 LOAD_PORT = "load_endpoint_port_base"
 """Where ``/server_info`` names the first rank's port."""
 
@@ -94,9 +96,9 @@ class Description:
                 bool(ranks_of_it),
                 started=repr(info.get("startup_time")),
                 role=Role(info.get("disaggregation_mode") or Role.ALONE),
-                bootstrap_port=int(info.get("disaggregation_bootstrap_port") or 0),
+                bootstrap_port=_number(info.get("disaggregation_bootstrap_port") or 0),
                 page_server=_reachable(str(reading[0]["address"]), url) if reading else "",
-                most_read_tokens=int(reading[0]["most_read_tokens"]) if reading else 0,
+                most_read_tokens=_number(reading[0]["most_read_tokens"]) if reading else 0,
                 page_servers=_page_servers(ranks_of_it),
                 tells_arena=bool(ranks_of_it) and all(state.get("tells_arena") for state in ranks_of_it),
                 lends_at=Address.parse(_reachable(str(kept[0]["address"]), url)) if kept else None,
@@ -109,7 +111,7 @@ class Description:
             ranks = range(_num_ranks(events["dp_size"]))
             return replace(
                 said,
-                block_tokens=int(events["block_size"]),
+                block_tokens=_number(events["block_size"]),
                 sources=tuple(_source(events, rank, url) for rank in ranks),
                 load_sources=tuple(_load_source(events, rank, url) for rank in ranks if LOAD_PORT in events),
             )
@@ -122,6 +124,19 @@ def _num_ranks(said: Any) -> int:
     if num_ranks > MAX_RANKS:
         raise ValueError(f"{num_ranks} ranks, at most {MAX_RANKS}")
     return num_ranks
+
+
+def _number(said: Any) -> int:
+    number = int(said)
+    if abs(number) > MOST:
+        raise ValueError(f"a number of more than {MOST}")
+    return number
+
+
+def _rate(said: Any) -> float | None:
+    """Of reads; None where there is none yet, and for what is none."""
+    rate = float(said or 0)
+    return rate if 0 < rate <= MOST else None
 
 
 def _borrows_from(states: Sequence[Mapping[str, Any]]) -> tuple[Address, ...]:
@@ -187,15 +202,15 @@ def read_loads(answer: Mapping[str, Any], asked_s: float) -> dict[int, LoadRepor
             int(load["dp_rank"]): LoadReport(
                 taken_s=asked_s - max(0.0, server_now_s - float(load["timestamp"])),
                 stamp_s=float(load["timestamp"]),
-                num_running=int(load["num_running_reqs"]),
-                num_waiting=int(load["num_waiting_reqs"]),
-                pending_prefill_tokens=int(load["num_waiting_uncached_tokens"]),
-                ongoing_tokens=int(load["num_total_tokens"]),
-                free_tokens=max(0, int(load["max_total_num_tokens"]) - int(load["num_used_tokens"])),
-                read_queue_tokens=int(load.get("read_queue_tokens") or 0),
-                read_tokens_per_s=float(load.get("read_tokens_per_s") or 0) or None,
-                total_prefill_tokens=int(load.get("total_prefill_uncached_tokens") or 0),
-                total_prefill_us=int(load.get("total_prefill_busy_us") or 0),
+                num_running=_number(load["num_running_reqs"]),
+                num_waiting=_number(load["num_waiting_reqs"]),
+                pending_prefill_tokens=_number(load["num_waiting_uncached_tokens"]),
+                ongoing_tokens=_number(load["num_total_tokens"]),
+                free_tokens=max(0, _number(load["max_total_num_tokens"]) - _number(load["num_used_tokens"])),
+                read_queue_tokens=_number(load.get("read_queue_tokens") or 0),
+                read_tokens_per_s=_rate(load.get("read_tokens_per_s")),
+                total_prefill_tokens=_number(load.get("total_prefill_uncached_tokens") or 0),
+                total_prefill_us=_number(load.get("total_prefill_busy_us") or 0),
             )
             for load in answer["loads"]
         }

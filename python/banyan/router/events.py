@@ -13,6 +13,8 @@ A feed is new (``next_seq`` is None), in step, or behind: ``first_missing`` says
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from banyan.decoding import decoded
@@ -52,8 +54,12 @@ _decoder = msgspec.msgpack.Decoder(EventBatch)
 
 
 def read_batch(payload: bytes) -> EventBatch:
-    """Raises msgspec.DecodeError for anything that is not a batch of known events."""
-    return decoded(_decoder, payload)
+    """Raises msgspec.DecodeError for anything that is not a batch of known events. After one of no time no restart
+    could be told."""
+    batch = decoded(_decoder, payload)
+    if not math.isfinite(batch.ts):
+        raise msgspec.DecodeError(f"a batch of time {batch.ts}")
+    return batch
 
 
 def read_number(number: bytes) -> int:

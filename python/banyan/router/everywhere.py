@@ -16,7 +16,7 @@ from yarl import URL
 from banyan.router.answers import error
 from banyan.router.call import Call
 from banyan.router.paths import To
-from banyan.router.upstream import NOT_SENT_BACK, whole
+from banyan.router.upstream import sent_back, whole
 
 
 async def ask_all(session: aiohttp.ClientSession, urls: Sequence[str], call: Call, *, timeout_s: float) -> Response:
@@ -41,9 +41,5 @@ async def _ask(session: aiohttp.ClientSession, url: str, call: Call, timeout_s: 
     except (aiohttp.ClientError, TimeoutError) as why:
         said = f"{url} did not answer, and may not have done it: {type(why).__name__} {why}"
         return error(said, "server_lost", 502, form=call.row.form)
-    answer.raw_headers.extend(
-        (name.lower().encode("latin-1"), value.encode("latin-1"))
-        for name, value in response.headers.items()
-        if name.lower() not in NOT_SENT_BACK
-    )
+    answer.raw_headers.extend(sent_back(response.headers.items()))
     return answer

@@ -121,8 +121,11 @@ class Fleet:
         for target in self.targets:
             if target.server is server and target.rank == rank:
                 return target.number
-        self.targets.append(Target(len(self.targets), server, rank))
-        return len(self.targets) - 1
+        number = len(self.targets)
+        self.targets.append(Target(number, server, rank))
+        # A rank that has not computed anything yet may not tell its load: it is a row of the table all the same.
+        self._dispatcher.reported(number, LoadReport())
+        return number
 
     def reported(self, server: Server, reports: dict[int, LoadReport], asked_s: float) -> None:
         """The load of a server's ranks; {} where it does not tell, and the router's own books must do."""

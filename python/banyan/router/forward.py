@@ -111,7 +111,7 @@ class Forwarder:
             avoid = {one.server for one in tried}
             take = partial(self._take, going.asked, avoid)
             try:
-                place = await self.admission.enter(take, self._settings.queue_timeout_s)
+                place = await self.admission.enter(take, self._settings.queue_timeout_s, going.asked.held_at)
             except QueueFull:
                 said = f"{self.admission.num_waiting} requests are waiting already"
                 return self._refuse(429, said, tried, going.call.row.form)
@@ -215,9 +215,7 @@ class Forwarder:
         else:
             response = _Relay(self, sent)
         # Together with content-length, which the response has set.
-        response.raw_headers.extend(
-            (name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in attempt.headers
-        )
+        response.raw_headers.extend(attempt.headers)
         if attempt.status in RETRYABLE_STATUSES and "retry-after" not in response.headers:
             response.headers["retry-after"] = str(self._retry_after_s())
         return response

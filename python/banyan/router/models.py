@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from banyan.decoding import json_of
 from banyan.router.answers import error
+from banyan.router.call import as_it_came
 from banyan.router.paths import MODELS
 from banyan.router.upstream import whole
 
@@ -31,7 +32,7 @@ async def models(session: aiohttp.ClientSession, urls: Sequence[str], headers: M
 
 async def _ask(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> list[dict] | Response | None:
     """The list, the server's refusal, or None when it did not answer as SGLang does."""
-    onward = {name: headers[name] for name in ("authorization",) if name in headers}
+    onward = {name: as_it_came(headers[name]) for name in ("authorization",) if name in headers}
     try:
         async with asyncio.timeout(TIMEOUT_S):
             async with session.get(url + MODELS, headers=onward) as response:

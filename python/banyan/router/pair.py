@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from banyan.core import LOAD_FAILED
-from banyan.features.pairs.rendezvous import ROOM_BITS, Rendezvous, address, choose_room, has_broken
+from banyan.features.pairs.rendezvous import ROOM_BITS, Rendezvous, address, broken_with, choose_room
 from banyan.planner import Action
 from banyan.router.asked_prompt import Asked
 from banyan.router.fleet import Fleet, Place, Server
@@ -32,11 +32,14 @@ from banyan.router.read_path import ReadPath, read_path
 from banyan.router.settings import Settings
 from banyan.router.suspects import Suspects
 from banyan.router.upstream import Attempt, Lost
-from banyan.router.verdict import Outcome, Tried
+from banyan.router.verdict import RETRYABLE_STATUSES, Outcome, Tried
 from banyan.routing.headers import PLAN_HEADER, READ_HEADER
 
 VERDICT_S = 1.0
 """A decode server may hear that its prefill failed before the router does: how long to wait for the reason."""
+
+LEFT_S = 5.0
+"""A prefill server that has handed over says so soon after."""
 
 MAX_ERROR_BYTES = 300
 
@@ -75,7 +78,7 @@ class PairForwarder(Forwarder):
         return [*self._prefills.servers, *self._fleet.servers]
 
     def _take(self, asked: Asked, avoid: Collection[str]) -> Place | None:
-        if not self._fleet.active(avoid):
+        if not self._fleet.active(avoid, asked.held_at):
             return None
         seen_tokens = self._prefills.seen_tokens(asked)
         prefill = self._prefills.take(asked, avoid)
@@ -100,9 +103,13 @@ class PairForwarder(Forwarder):
         self._begin(half, sent, going)
         target = sent.place.target
         failure = await self._send(target.server, sent.attempt, going, rank=target.rank)
-        if failure is None and has_broken(sent.attempt.status, sent.attempt.first, is_stream=sent.attempt.is_stream):
+        broken = _broken_with(sent.attempt)
+        if failure is None and broken:
             failure = _failed(sent.place, sent.attempt)
         if failure is None or failure.outcome is Outcome.UNREACHED:
+            return failure
+        if sent.attempt.status in RETRYABLE_STATUSES or broken in RETRYABLE_STATUSES:
+            # The decode server speaks for itself, and its prefill server would wait for it.
             return failure
         await _settle(half)
         if half.failure is None and not half.is_refusal:
@@ -136,9 +143,12 @@ class PairForwarder(Forwarder):
         def ended(outcome: Outcome) -> None:
             if half.path is not None:
                 half.path.release()
-            # After an answer the prefill server only has to say that it has handed over: it is left to say so.
-            if outcome is not Outcome.ANSWERED and half.task is not None:
+            assert half.task is not None
+            if outcome is not Outcome.ANSWERED or decode.status >= 400:
                 half.task.cancel()
+            else:
+                # It only has to say that it has handed over. If the answer was a refusal, it waits for nobody.
+                asyncio.get_running_loop().call_later(LEFT_S, half.task.cancel)
 
         half.task = asyncio.get_running_loop().create_task(self._run(half, going, fail))
         self._halves.add(half.task)
@@ -189,7 +199,7 @@ def _in_a_room(going: SentRequest, half: _Half, tried: Sequence[Tried]) -> SentR
 async def _rest(half: _Half) -> Tried | None:
     """Read a prefill server's answer to its end; why it is none."""
     attempt, url = half.attempt, half.place.target.server.url
-    if has_broken(attempt.status, attempt.first, is_stream=attempt.is_stream):
+    if _broken_with(attempt):
         return _failed(half.place, attempt)
     try:
         while attempt.is_stream and await attempt.read():
@@ -203,6 +213,10 @@ async def _settle(half: _Half) -> None:
     """Wait a little for the prefill half to end by itself."""
     if half.task is not None:
         await asyncio.wait((half.task,), timeout=VERDICT_S)
+
+
+def _broken_with(attempt: Attempt) -> int:
+    return broken_with(attempt.status, attempt.first, is_stream=attempt.is_stream)
 
 
 def _silent(half: _Half, failure: Tried) -> Tried:

@@ -10,7 +10,7 @@ from types import FrameType
 import uvicorn
 
 from banyan.router.app import Router, build
-from banyan.router.connections import Bounded
+from banyan.router.connections import bounded, take_open_files
 from banyan.router.settings import Settings
 from banyan.telemetry import log_as_json
 
@@ -34,6 +34,7 @@ def serve(settings: Settings) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     if settings.log_json:
         log_as_json(logger, process="router")
+    take_open_files()
     app, router = build(settings)
     logger.info("http://%s:%d, %s, in front of %s", settings.host, settings.port, settings.policy, settings.urls)
     config = uvicorn.Config(
@@ -45,7 +46,7 @@ def serve(settings: Settings) -> int:
         lifespan="on",
         # Whom a request comes from decides who may drain servers.
         proxy_headers=False,
-        http=Bounded,
+        http=bounded(len(settings.urls)),
         timeout_graceful_shutdown=int(settings.drain_timeout_s),
     )
     server = _Server(config, router)

@@ -232,7 +232,7 @@ def take_flags(args: argparse.Namespace) -> Settings:
         servers=_urls(args.server),
         prefills=_urls(args.prefill),
         decodes=_urls(args.decode),
-        api_key=args.api_key_file.read_text().strip() if args.api_key_file is not None else None,
+        api_key=_key(args.api_key_file) if args.api_key_file is not None else None,
         **knobs.take_from(vars(args), Settings),
     )
     if not taken.tenants_file:
@@ -245,6 +245,13 @@ def take_flags(args: argparse.Namespace) -> Settings:
         return replace(taken, tenant_secret=read_secret(Path(taken.tenant_secret_file)))
     except (OSError, ValueError) as error:
         raise ValueError(f"--tenant-secret-file {taken.tenant_secret_file}: {error}") from None
+
+
+def _key(path: Path) -> str:
+    key = path.read_text().strip()
+    if not key:
+        raise ValueError(f"--api-key-file {path}: there is no key in it")
+    return key
 
 
 def _urls(given: Sequence[str]) -> tuple[str, ...]:

@@ -40,6 +40,8 @@ async def subscribe(context: zmq.asyncio.Context, source: Source, feed: EventFee
             try:
                 _, number, payload = await socket.recv_multipart()
                 seq, batch = read_number(number), read_batch(payload)
+                if seq < 0:
+                    raise ValueError(f"a batch of number {seq}")
             except (ValueError, msgspec.DecodeError) as error:
                 logger.warning("%s sends what is no KV event, its blocks are forgotten: %s", source.endpoint, error)
                 feed.forget()

@@ -14,6 +14,7 @@ Invariants
 from __future__ import annotations
 
 import hashlib
+import hmac
 import re
 import tomllib
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ from typing import Any
 from banyan.owner import read_private
 from banyan.router.bodies import Refused
 from banyan.router.call import KnownTenant
-from banyan.routing.headers import TENANT_HEADER
+from banyan.routing.headers import TENANT_HEADER, TENANT_NAME_HEADER
 from banyan.routing.tenant_secret import TenantSecret
 
 MOST_TENANTS = 1024
@@ -38,6 +39,7 @@ COMMON_HEADER = "x-banyan-common"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_OF_NOTHING = f"sha256:{hashlib.sha256().hexdigest()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,10 @@ class Keys:
         """Raises:
         ValueError: naming the first thing that is wrong.
         """
-        said = tomllib.loads(text)
+        try:
+            said = tomllib.loads(text)
+        except RecursionError:
+            raise ValueError("lists within lists, too deep to be read") from None
         if not said:
             raise ValueError("no tenant: write [NAME] and keys = [...]")
         if len(said) > MOST_TENANTS:
@@ -83,8 +88,8 @@ class Keys:
         return cls(by_digest)
 
     def tenant(self, key: str) -> Tenant | None:
-        """Whose key it is."""
-        return self.by_digest.get(hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest())
+        """Whose key it is; a key as headers have it, which stand for bytes."""
+        return self.by_digest.get(hashlib.sha256(_bytes(key)).hexdigest())
 
     @property
     def names(self) -> frozenset[str]:
@@ -104,6 +109,8 @@ def _tenant(name: str, fields: Any) -> tuple[Tenant, list[str]]:
         # Not shown: it may be a key by mistake.
         if not isinstance(key, str) or not _DIGEST.fullmatch(key):
             raise ValueError(f"[{name}] keys: a digest each, as sha256:HEX; make one with `printf %s KEY | sha256sum`")
+        if key == _OF_NOTHING:
+            raise ValueError(f"[{name}] keys: the digest of an empty key, which everybody has")
     if not isinstance(common, list) or not all(isinstance(one, str) and _NAME.fullmatch(one) for one in common):
         raise ValueError(f"[{name}] common: a list of names")
     return Tenant(name, frozenset(common)), [key.removeprefix("sha256:") for key in keys]
@@ -161,7 +168,8 @@ class Tenants:
         if common is not None and common not in tenant.common:
             raise Refused(f"{COMMON_HEADER}: your tenant shares nothing under this name", "forbidden", 403)
         salt = self.secret.salt_of("tenant", tenant.name) if common is None else self.secret.salt_of("common", common)
-        return KnownTenant(tenant.name, salt, {TENANT_HEADER: self.secret.word(salt)})
+        says = {TENANT_HEADER: self.secret.word(salt), TENANT_NAME_HEADER: tenant.name}
+        return KnownTenant(tenant.name, salt, says)
 
     def onward(self, headers: Mapping[str, str]) -> dict[str, str]:
         """What a server gets of a client's headers."""
@@ -170,7 +178,13 @@ class Tenants:
 
     def is_operator(self, headers: Mapping[str, str]) -> bool:
         """Whether the servers' own key is shown."""
-        return self._server_key is not None and list(_shown(headers)) == [self._server_key]
+        key, shown = self._server_key, _shown(headers)
+        return bool(key) and len(shown) == 1 and hmac.compare_digest(_bytes(shown[0]), str(key).encode())
+
+
+def _bytes(key: str) -> bytes:
+    """What a client has sent: Starlette reads headers as Latin-1, and what is not cannot have come in one."""
+    return key.encode("latin-1", errors="replace")
 
 
 def _shown(headers: Mapping[str, str]) -> list[str]:

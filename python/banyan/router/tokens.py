@@ -19,12 +19,15 @@ import msgspec
 from banyan.decoding import json_of
 from banyan.router.asked_prompt import Asked
 from banyan.router.blocks import pack
+from banyan.router.call import as_it_came
 from banyan.router.fleet import Fleet, Server
 from banyan.router.metrics import Metrics
 from banyan.router.prompt import Request
 from banyan.router.settings import Settings
 from banyan.router.upstream import whole
+from banyan.routing.headers import TENANT_HEADER
 from banyan.routing.question import PATH_FIELD
+from banyan.routing.tenant_secret import TenantSecret
 
 MOST_ASKING = 64
 """Questions at a time. Beyond, prompts are compared as text."""
@@ -38,6 +41,9 @@ class Tokens:
         self._settings = settings
         self._session = session
         self._metrics = metrics
+        # Of what a client may ask, the router has looked whether it may.
+        secret = settings.tenant_secret
+        self._says = {} if secret is None else {TENANT_HEADER: TenantSecret(secret).routers_word}
         self._turns = count()
         self._num_asking = 0
 
@@ -80,9 +86,9 @@ class Tokens:
         if not able:
             return None
         server = able[next(self._turns) % len(able)]
-        onward = {"content-type": "application/json"}
+        onward = {"content-type": "application/json", **self._says}
         if "authorization" in headers:
-            onward["authorization"] = headers["authorization"]
+            onward["authorization"] = as_it_came(headers["authorization"])
         try:
             async with asyncio.timeout(self._settings.tokenize_timeout_s):
                 async with self._session.post(

@@ -11,7 +11,7 @@ Owned by the request that made it; ``close`` ends the connection, with which the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import aiohttp
@@ -29,6 +29,15 @@ STREAMS: Mapping[str, Sequence[bytes]] = {"text/event-stream": MARKS, "applicati
 """Answers that are passed on as they come: their type, and what ends an event."""
 
 NOT_SENT_BACK = HOP_BY_HOP | {"content-length", "date", "server"}
+
+
+def sent_back(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    """Headers of a server's answer as a client gets them: the bytes that came, of which aiohttp makes text."""
+    return [
+        (name.lower().encode(errors="surrogateescape"), value.encode(errors="surrogateescape"))
+        for name, value in headers
+        if name.lower() not in NOT_SENT_BACK
+    ]
 
 
 class Unreached(Exception):
@@ -68,7 +77,7 @@ class Attempt:
         self._waiting: asyncio.Timeout | None = None
         self._why_lost: str | None = None
         self.status = 0
-        self.headers: list[tuple[str, str]] = []
+        self.headers: list[tuple[bytes, bytes]] = []
         self.first = b""
 
     @property
@@ -89,9 +98,7 @@ class Attempt:
             response = await self._wait(request)
             self._response = response
             self.status = response.status
-            self.headers = [
-                (name, value) for name, value in response.headers.items() if name.lower() not in NOT_SENT_BACK
-            ]
+            self.headers = sent_back(response.headers.items())
             if response.content_type in STREAMS and response.status == 200:
                 self._events = WholeEvents(marks=STREAMS[response.content_type])
                 self.first = await self.read()

@@ -3,7 +3,8 @@
 
 Invariants
   1. A place is taken in the same step in which a waiting request is told: nobody can take it in between.
-  2. Nobody overtakes: while someone waits, a new request waits behind.
+  2. Nobody overtakes: while someone waits, a new request waits behind. But who waits for one server holds up those
+     alone who wait for the same one.
   3. A place that nobody is there to use any more is given back.
 """
 
@@ -31,6 +32,7 @@ class WaitedTooLong(Exception):
 class _Waiting(Generic[T]):
     take: Callable[[], T | None]
     place: asyncio.Future[T]
+    server: str | None
 
 
 class Admission(Generic[T]):
@@ -50,18 +52,18 @@ class Admission(Generic[T]):
         """Whether one more would be refused, unless there is a place for it now."""
         return len(self._waiting) >= self._max_waiting > 0
 
-    async def enter(self, take: Callable[[], T | None], timeout_s: float) -> T:
-        """A place, at once or after waiting.
+    async def enter(self, take: Callable[[], T | None], timeout_s: float, server: str | None = None) -> T:
+        """A place, at once or after waiting. ``server``: the one that it has to be at, if that can be.
 
         Raises:
             QueueFull: at once.
             WaitedTooLong: after ``timeout_s``.
         """
-        if not self._waiting and (place := take()) is not None:
+        if not any(one.server in (None, server) for one in self._waiting) and (place := take()) is not None:
             return place
         if len(self._waiting) >= self._max_waiting:
             raise QueueFull
-        waiting = _Waiting(take, asyncio.get_running_loop().create_future())
+        waiting = _Waiting(take, asyncio.get_running_loop().create_future(), server)
         self._waiting.append(waiting)
         try:
             await asyncio.wait((waiting.place,), timeout=timeout_s)
@@ -77,11 +79,18 @@ class Admission(Generic[T]):
 
     def wake(self) -> None:
         """Something has changed: give places to those in front, as long as there are any."""
-        while self._waiting:
-            place = self._waiting[0].take()
-            if place is None:
+        full: set[str] = set()
+        for waiting in list(self._waiting):
+            if waiting.server in full:
+                continue
+            place = waiting.take()
+            if place is not None:
+                self._waiting.remove(waiting)
+                waiting.place.set_result(place)
+            elif waiting.server is None:
                 return
-            self._waiting.popleft().place.set_result(place)
+            else:
+                full.add(waiting.server)
 
     def _leave(self, waiting: _Waiting[T]) -> None:
         if waiting in self._waiting:

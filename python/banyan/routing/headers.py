@@ -15,6 +15,9 @@ SOURCE_HEADER = "x-banyan-source"
 TENANT_HEADER = "x-banyan-tenant"
 """Says whose the request is (``routing.tenant_secret.TenantSecret``)."""
 
+TENANT_NAME_HEADER = "x-banyan-tenant-name"
+"""Says, beside that, under which name the request is counted."""
+
 HEADER_PREFIX = "x-banyan-"
 """Of all that Banyan's servers hear."""
 

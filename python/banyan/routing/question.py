@@ -18,6 +18,9 @@ REQUEST_FIELD = "banyan_request"
 ASKABLE = frozenset({"/v1/messages", "/v1/responses", "/api/chat", "/api/generate"})
 """Paths whose requests a server turns into prompts in a way of its own."""
 
+FOLLOWS_FIELD = "previous_response_id"
+"""Of a request to Responses: whose prompt begins with a conversation that is not in the request."""
+
 WITHOUT = {"stream": False, "store": False, "background": False}
 """What a request that is only asked about must not do."""
 

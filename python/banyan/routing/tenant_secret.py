@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 SALT_CHARS = 32
 _WORD_CHARS = 2 * SALT_CHARS
@@ -25,7 +25,7 @@ _PROTOCOL = "banyan tenants 1"
 class TenantSecret:
     """What routers and servers with one secret say to each other."""
 
-    secret: bytes
+    secret: bytes = field(repr=False)
 
     @property
     def name(self) -> str:
@@ -46,6 +46,15 @@ class TenantSecret:
             return None
         salt = word[:SALT_CHARS]
         return salt if hmac.compare_digest(self.word(salt), word) else None
+
+    @property
+    def routers_word(self) -> str:
+        """The header with which a router says that it asks for itself, and for no client of it."""
+        return self.word(self.salt_of("router", ""))
+
+    def is_routers(self, word: str) -> bool:
+        """Whether a router has said so."""
+        return self.heard(word) == self.salt_of("router", "")
 
     def _digest(self, what: str, text: str) -> str:
         said = f"{_PROTOCOL} {what}\0{text}".encode(errors="surrogatepass")

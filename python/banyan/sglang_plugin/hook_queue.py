@@ -54,7 +54,8 @@ class Hooks:
                 resolved(patch.hook)()
             return
         for place in patch.places:
-            wanted_here = is_main if "main" in patch.processes else not is_main and _is_used(patch, place.target)
+            is_of_children = patch.processes != ("main",)
+            wanted_here = "main" in patch.processes if is_main else is_of_children and _is_used(patch, place.target)
             if wanted_here:
                 hook = self.while_on(patch, _guarded(patch, resolved(patch.hook)))
                 HookRegistry.register(place.target, hook, HOOK_TYPES[patch.kind])

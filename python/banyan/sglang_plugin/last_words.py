@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a process of the server does not start: it tells the main process, which says so last, and ends the server.
+"""Why a process of the server does not start: it tells the main process, which says so last, and ends the server. And
+the end of one that has started, which is the server's.
 
 SGLang's main process knows of it by a signal, or by a pipe that closes: it says that memory may have run out, or ends
 itself without a word, and the reason stands pages above.
@@ -74,6 +75,21 @@ def tell(ear: str, line: str, *, status: int) -> None:
         logger.warning("banyan: the main process cannot be told why this one ends: %s", error)
         return
     time.sleep(GRACE_S)
+
+
+def hear_of_ends() -> None:
+    """From now on the server ends with its ranks, dispatcher and detokenizer also where it has several HTTP workers:
+    their supervisor takes the signal by which SGLang's main process hears of an end, and has no answer to it."""
+    # Not at the top: the other processes have no use for it.
+    from uvicorn.supervisors import Multiprocess
+
+    setattr(Multiprocess, "handle_quit", _end_with_others)  # noqa: B010 - it has none
+
+
+def _end_with_others(supervisor: Any) -> None:
+    kill_process_tree(os.getpid(), include_parent=False, wait_timeout=None)
+    logger.error("banyan: a process of this server has ended, as is said above: so does the server")
+    raise SystemExit(FAILED)
 
 
 def around_init(original: Callable[..., None], process: Any, server_args: Any, *args: Any, **kwargs: Any) -> None:

@@ -101,8 +101,8 @@ def _check_patterns(patterns: Sequence[Any]) -> None:
             raise BadRequest(f"sampling_params: stop_regex: {error}") from None
         if endless:
             raise BadRequest(
-                f"sampling_params: stop_regex {text[:64]!r} has a repeat within a repeat, which may never end: write "
-                "it without, or use stop"
+                f"sampling_params: stop_regex {text[:64]!r} may never end: it has a repeat within a repeat, or repeats "
+                "that can take the same letters; write it without, bound them as in {0,9}, or use stop"
             )
 
 

@@ -139,6 +139,11 @@ def become_front() -> None:
     _is_front = True
 
 
+def is_front() -> bool:
+    """Whether this is one of these processes."""
+    return _is_front
+
+
 def answers_clients() -> bool:
     """Whether clients' requests come to this process first."""
     return is_main_process() or _is_front

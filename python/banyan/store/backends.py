@@ -13,7 +13,7 @@ from typing import cast
 from banyan import _native
 from banyan._native import Store
 from banyan.feature_list import part, store_schemes
-from banyan.ports import Asked, KeepingStore, PageStore, StoreFound, TellingStore
+from banyan.ports import Asked, KeepingStore, PageStore, SharedOutStore, StoreFound, TellingStore
 from banyan.store.location import FILE, HF3FS, StoreLocation
 
 HF3FS_TYPES = ("fuse.hf3fs", "hf3fs")
@@ -86,6 +86,11 @@ def telling_store(store: PageStore | None) -> TellingStore | None:
 def keeping_store(store: PageStore | None) -> KeepingStore | None:
     """The same store, where it can be told what it evicts last."""
     return cast(KeepingStore, store) if hasattr(store, "let_go") else None
+
+
+def shared_out_store(store: PageStore) -> SharedOutStore | None:
+    """The same store, where it can be told whose pages are whose."""
+    return cast(SharedOutStore, store) if hasattr(store, "share_out") else None
 
 
 def _open_files(location: StoreLocation, namespace: bytes, layer_bytes: Sequence[int], space: Space) -> PageStore:

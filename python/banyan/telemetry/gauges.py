@@ -66,11 +66,26 @@ STORE_COUNTERS = {
 
 STORE_PREFIX = "store_"
 
+TOLD_GAUGES = {
+    "num_prefixes": "prefixes that the cache keeps because it was told to",
+    "num_pages": "pages of these",
+    "num_pool_pages": "of these, pages that this rank's pool keeps",
+    "num_tenants": "tenants that these are kept for",
+    "most_pages_of_tenant": "pages that one tenant may have kept",
+}
+"""The same for what the cache was told, behind ``TOLD_PREFIX``."""
+
+TOLD_COUNTERS = {"num_refused": "pins that were refused since the start"}
+"""Of that, what only grows."""
+
+TOLD_PREFIX = "told_"
+
 
 def gauges_of(state: Mapping[str, Any]) -> dict[str, float]:
-    """The gauges in a rank's state, and what counts beside its counters, by their names in ``SERIES``; of an arena or a
-    store that it has not, none."""
-    store = state.get("store", {})
+    """The gauges in a rank's state, and what counts beside its counters, by their names in ``SERIES``; of an arena, a
+    store or a feature that it has not, none."""
+    store, told = state.get("store", {}), state.get("told", {})
     return {name: float(state[name]) for name in (*GAUGES, *STATE_COUNTERS) if name in state} | {
-        STORE_PREFIX + name: float(store[name]) for name in (*STORE_GAUGES, *STORE_COUNTERS) if name in store
+        **{STORE_PREFIX + name: float(store[name]) for name in (*STORE_GAUGES, *STORE_COUNTERS) if name in store},
+        **{TOLD_PREFIX + name: float(told[name]) for name in (*TOLD_GAUGES, *TOLD_COUNTERS) if name in told},
     }

@@ -7,10 +7,20 @@ microseconds, in whole numbers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from banyan.telemetry.counters import DESCRIPTIONS
-from banyan.telemetry.gauges import GAUGES, STATE_COUNTERS, STORE_COUNTERS, STORE_GAUGES, STORE_PREFIX
+from banyan.telemetry.gauges import (
+    GAUGES,
+    STATE_COUNTERS,
+    STORE_COUNTERS,
+    STORE_GAUGES,
+    STORE_PREFIX,
+    TOLD_COUNTERS,
+    TOLD_GAUGES,
+    TOLD_PREFIX,
+)
 
 PREFIX = "banyan:"
 MICROSECONDS = "_us"
@@ -33,8 +43,17 @@ def _counter(name: str, text: str) -> Metric:
     return Metric(f"{PREFIX}{stem}_total", text, True)
 
 
-_COUNTERS = {**DESCRIPTIONS, **STATE_COUNTERS, **{STORE_PREFIX + name: text for name, text in STORE_COUNTERS.items()}}
-_GAUGES = {**GAUGES, **{STORE_PREFIX + name: text for name, text in STORE_GAUGES.items()}}
+def _behind(prefix: str, texts: Mapping[str, str]) -> dict[str, str]:
+    return {prefix + name: text for name, text in texts.items()}
+
+
+_COUNTERS = {
+    **DESCRIPTIONS,
+    **STATE_COUNTERS,
+    **_behind(STORE_PREFIX, STORE_COUNTERS),
+    **_behind(TOLD_PREFIX, TOLD_COUNTERS),
+}
+_GAUGES = {**GAUGES, **_behind(STORE_PREFIX, STORE_GAUGES), **_behind(TOLD_PREFIX, TOLD_GAUGES)}
 
 SERIES = {
     **{name: _counter(name, text) for name, text in _COUNTERS.items()},

@@ -17,11 +17,13 @@ import torch
 LOADER = "sglang.kernels.jit.utils.compile.loader"
 KERNELS = "sgl_kernel"
 VALIDATION = "sglang.srt.arg_groups.validation_hook"
+OPERATORS = "sglang.kernels.ops.attention.fla.op"
 SAVER = "sglang.srt.utils.torch_memory_saver_adapter"
 
 ENVIRONMENT = {
     "SGLANG_FORCE_FUSED_OP_BACKEND": "torch",
     "SGLANG_ENABLE_JIT_DEEPGEMM": "0",
+    "TORCHDYNAMO_DISABLE": "1",
     "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
 }
 
@@ -83,13 +85,26 @@ def _have_any_name(module: ModuleType) -> None:
     module.__getattr__ = named
 
 
+def _look_up_when_called(operators: ModuleType) -> None:
+    """Triton's interpreter puts its own functions into Triton's modules while a kernel runs: another name for one that
+    was taken before means the compiler's."""
+    from triton.language import math
+
+    def named(name: str) -> Callable[[Any], Any]:
+        return lambda value: getattr(math, name)(value)
+
+    for name in ("exp", "exp2", "log", "log2"):
+        setattr(operators, name, named(name))
+
+
 def _register_for_host() -> None:
     """Operators that SGLang registers for the device are found where its tensors lie."""
     register = torch.library.Library.impl
 
     def impl(library: Any, name: Any, function: Any, dispatch_key: str = "", **named: Any) -> None:
         register(library, name, function, dispatch_key, **named)
-        if dispatch_key == "CUDA" and library.ns != "sgl_kernel":
+        # Torch registers its own for the host as well.
+        if dispatch_key == "CUDA" and library.ns in ("sglang", "aten"):
             register(library, name, function, "CPU", **named)
 
     torch.library.Library.impl = impl
@@ -99,6 +114,7 @@ def install(put_saver: Callable[[ModuleType], None]) -> None:
     """``put_saver`` puts a stand-in for torch-memory-saver into SGLang's module for it."""
     finders = (
         _AfterImport(lambda name: name == SAVER, put_saver, makes_missing=False),
+        _AfterImport(lambda name: name == OPERATORS, _look_up_when_called, makes_missing=False),
         _AfterImport(lambda name: name == LOADER, _compile_nothing, makes_missing=False),
         _AfterImport(lambda name: name == VALIDATION, _have_any_card, makes_missing=False),
         _AfterImport(lambda name: name.split(".")[0] == KERNELS, _have_any_name, makes_missing=True),

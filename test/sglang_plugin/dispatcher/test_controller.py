@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import zmq
-from sglang.srt.managers.io_struct import FlushCacheReqInput, msgpack_decode, msgpack_encode, sock_send
+from sglang.srt.managers.io_struct import FlushCacheReqInput, SessionParams, msgpack_decode, msgpack_encode, sock_send
 from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope
 from sglang.srt.managers.load_snapshot import LoadSnapshot
 from sglang.srt.mem_cache.utils import storage_namespace_seed
@@ -20,7 +20,7 @@ from banyan import faults
 from banyan._native import PageKeys, RankTable
 from banyan.config import Config
 from banyan.layout import Layout
-from banyan.routing import Dispatcher, Wait, hint
+from banyan.routing import POLICIES, Dispatcher, Reason, Wait, hint
 from banyan.routing.policies import DualPath, LMetric
 from banyan.sglang_plugin import kv_hints, page_hash, runtime
 from banyan.sglang_plugin.dispatcher import controller
@@ -467,3 +467,21 @@ def test_page_keys_when_hashed_natively_then_they_are_upstreams(space):
     seed = storage_namespace_seed(space.get("extra_key"), space.get("cache_salt"))
     found = PageKeys(PAGE, 4).of(bytes.fromhex(seed) if seed else None, ids)
     assert found == page_keys(ids[: 40 * PAGE], **space)
+
+
+def test_session_when_a_policy_would_part_its_turns_then_they_go_to_one_rank_that_nobody_elses_name_changes(node):
+    rank_table, _ = node
+    placer = placer_of(rank_table, dispatcher=Dispatcher(2, POLICIES["round_robin"]()))
+    ranks = {}
+    for session in "abcdefgh":
+        turns = [request(range(8), session_params=SessionParams(id=session)) for _ in range(3)]
+        for turn in turns:
+            placer.place(request(range(8), session_id=session), [0, 1])
+            assert placer.place(turn, [0, 1]) is None
+        (ranks[session],) = {turn.routed_dp_rank for turn in turns}
+        said = kv_hints.payload_of(turns[0].kv_hints, hint.ACTION_TYPE, hint.ACTION_VERSION)
+        assert hint.PrefixHint.from_payload(said).decision.reason is Reason.SESSION
+    assert set(ranks.values()) == {0, 1}
+    pinned = request(range(8), session_params=SessionParams(id="a"), routed_dp_rank=1 - ranks["a"])
+    placer.place(pinned, [0, 1])
+    assert pinned.routed_dp_rank != ranks["a"]

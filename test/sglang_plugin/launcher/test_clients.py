@@ -93,11 +93,35 @@ def test_ids_when_they_are_no_list_then_the_request_is_refused(ids, kind):
         clients.admit(kind(input_ids=ids, sampling_params={}), MANAGER)
 
 
-@pytest.mark.parametrize("ids", [[1, 2**40], [2**31], [-1], [VOCABULARY], [[1], [VOCABULARY]], [[1], [], [10**30]]])
+WITH_IMAGES = SimpleNamespace(**vars(MANAGER), mm_processor=object())
+
+
+@pytest.mark.parametrize("ids", [[1, 2**40], [2**31], [-1], [VOCABULARY], [10**30]])
 @pytest.mark.parametrize("kind", [GenerateReqInput, EmbeddingReqInput])
-def test_ids_when_the_model_does_not_have_one_then_the_request_is_refused(ids, kind):
+@pytest.mark.parametrize(
+    ("manager", "media"),
+    [
+        (MANAGER, {}),
+        (MANAGER, {"image_data": "a picture"}),
+        (WITH_IMAGES, {}),
+        (WITH_IMAGES, {"image_data": []}),
+        (WITH_IMAGES, {"video_data": []}),
+        (WITH_IMAGES, {"audio_data": [None]}),
+    ],
+    ids=["text", "picture for a model of text", "images", "no picture", "no video", "no sound"],
+)
+def test_ids_when_the_model_does_not_have_one_and_makes_them_of_nothing_then_refused(
+    ids, kind, manager, media, monkeypatch
+):
+    monkeypatch.setattr(clients.runtime, "config", object)
     with pytest.raises(clients.BadRequest, match="none of the model's 320 tokens"):
-        clients.admit(kind(input_ids=ids, sampling_params={}), MANAGER)
+        clients.before_validate_one_request(manager, kind(input_ids=ids, sampling_params={}, **media), ids)
+
+
+def test_ids_when_they_stand_for_an_image_then_they_may_be_beyond_the_vocabulary(monkeypatch):
+    monkeypatch.setattr(clients.runtime, "config", object)
+    obj = GenerateReqInput(input_ids=[1, VOCABULARY], image_data="a picture", sampling_params={})
+    clients.before_validate_one_request(WITH_IMAGES, obj, obj.input_ids)
 
 
 @pytest.mark.parametrize("kind", [GenerateReqInput, EmbeddingReqInput])
@@ -182,6 +206,17 @@ def test_samples_when_more_are_asked_for_than_a_server_makes_at_once_then_the_re
     admitted(sampling_params={"n": 3})
 
 
+@pytest.mark.parametrize("prompts", [{"text": ["a"] * 17}, {"input_ids": [[1]] * 17, "text": None}])
+def test_samples_when_they_are_few_of_each_of_many_prompts_then_all_are_counted(prompts):
+    asked = {"input_ids": None, **prompts}
+    with pytest.raises(clients.BadRequest, match="n is 4096, for 17 prompts"):
+        admitted(**asked, sampling_params={"n": 4096})
+    with pytest.raises(clients.BadRequest, match="for 17 prompts"):
+        admitted(**asked, sampling_params=[{"n": 4096}] * 17)
+    admitted(**asked, sampling_params={"n": 3})
+    admitted(input_ids=[1] * 17, sampling_params={"n": 40})
+
+
 @pytest.mark.parametrize("lora_id", ["x", [], ["x"]])
 def test_adapter_when_a_client_names_it_by_its_id_then_the_request_is_refused(lora_id):
     with pytest.raises(clients.BadRequest, match="lora_path"):
@@ -202,13 +237,15 @@ def test_prompt_when_vectors_or_a_session_stand_for_its_tokens_then_it_goes_on(m
         clients.before_validate_one_request(MANAGER, GenerateReqInput(input_ids=[], session_params={}), [])
 
 
-def test_ids_when_an_image_goes_with_them_then_they_may_stand_for_it():
-    clients.admit(GenerateReqInput(input_ids=[1, 5_000], image_data="image"), MANAGER)
+def test_id_when_it_is_empty_then_sglang_makes_one_and_in_a_batch_it_is_refused():
+    assert admitted(rid="").rid and admitted(rid="r").rid == "r"
+    with pytest.raises(clients.BadRequest, match="rid: an empty one"):
+        admitted(input_ids=[[1], [2]], rid=["r", ""])
 
 
 @pytest.mark.parametrize("rid", [None, "r", ["r", "s"]])
 def test_stream_when_its_request_is_refused_then_sglang_can_end_it(rid, monkeypatch):
-    obj = GenerateReqInput(input_ids=[VOCABULARY], sampling_params={}, stream=True, rid=rid)
+    obj = GenerateReqInput(input_ids=[1], lora_id="x", sampling_params={}, stream=True, rid=rid)
     with pytest.raises(clients.BadRequest):
         clients.admit(obj, MANAGER)
 

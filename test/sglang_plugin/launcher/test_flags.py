@@ -13,6 +13,7 @@ import pytest
 from sglang.srt.managers import load_snapshot
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import ServerArgs, prepare_server_args
+from uvicorn.supervisors import Multiprocess
 
 from banyan import SGLANG_VERSION, _native, faults, patches
 from banyan import feature_list as features
@@ -149,6 +150,7 @@ def test_start_when_there_are_several_http_workers_then_they_serve_what_has_hook
     for _ in range(2):
         prepare_server_args(workers)
         assert os.environ[HTTP_APP_VARIABLE] == flags.HTTP_WORKER
+    assert hasattr(Multiprocess, "handle_quit"), "a process that ends ends the server"
     os.environ[HTTP_APP_VARIABLE] = "other:app"
     prepare_server_args([*BASE, "--enable-banyan"])
     with pytest.raises(SystemExit):
@@ -225,7 +227,7 @@ def test_start_when_a_patch_of_another_feature_has_changed_then_that_is_off_with
     lines = [line for line in capsys.readouterr().err.splitlines() if f"banyan: {off} is off" in line]
     assert len(lines) == 1 and f"install sglang=={SGLANG_VERSION}" in lines[0]
     # What this server has no use for is no warning.
-    is_unused = name in ("windows", "states", "index_keys", "drafts", "adapters", "pairs")
+    is_unused = name in ("windows", "states", "index_keys", "images", "drafts", "adapters", "pairs", "tenant_share")
     assert told.log.call_args.args[0] == (logging.INFO if is_unused else logging.WARNING)
     assert carried["config"]["policy"] == ("sglang" if name == "placement" else "lmetric")
     assert args.attention_backend == "banyan_cpu"
@@ -394,15 +396,26 @@ def test_start_when_ranks_step_together_then_the_fullest_decides(spelling):
     [
         (["--is-embedding"], 0o600, "a server of its own"),
         (["--smg-grpc-mode"], 0o600, "serve HTTP"),
+        (["--grpc-port", "30001"], 0o600, "serve HTTP"),
         (["--banyan-share", "off"], 0o600, "--banyan-share index"),
         ([], 0o644, "chmod 600"),
     ],
 )
 def test_start_when_a_server_cannot_keep_tenants_apart_then_refused(tmp_path, capsys, more, mode, way_out):
+    lines = _refused_with_tenants(tmp_path, capsys, more, mode)
+    assert any("--banyan-tenant-secret-file" in line and way_out in line for line in lines)
+
+
+def test_start_when_the_environment_opens_a_port_that_knows_no_tenants_then_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("SGLANG_GRPC_PORT", "30001")
+    assert any("SGLANG_GRPC_PORT" in line for line in _refused_with_tenants(tmp_path, capsys, [], 0o600))
+
+
+def _refused_with_tenants(tmp_path, capsys, more, mode):
+    """The lines with which a server that was to keep tenants apart has ended."""
     secret = tmp_path / "secret"
     secret.write_bytes(b"0123456789abcdef")
     secret.chmod(mode)
     with pytest.raises(SystemExit):
         prepare_server_args([*BASE, "--enable-banyan", "--banyan-tenant-secret-file", str(secret), *more])
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("banyan: refused:")]
-    assert any("--banyan-tenant-secret-file" in line and way_out in line for line in lines)
+    return [line for line in capsys.readouterr().err.splitlines() if line.startswith("banyan: refused:")]

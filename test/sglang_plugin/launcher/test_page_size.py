@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from banyan.config import Config
 from banyan.sglang_plugin.launcher import page_size
 from banyan.sglang_plugin.launcher.page_size import Choice
 
@@ -39,9 +40,9 @@ def sglang(monkeypatch):
     return resolving
 
 
-def settled(resolve, args):
+def settled(resolve, args, share="peer"):
     expected = page_size.alone(resolve, args)
-    page_size.settle(resolve, args, expected)
+    page_size.settle(resolve, args, expected, Config(share=share))
     return args
 
 
@@ -81,6 +82,17 @@ def test_page_size_when_sglang_refuses_the_arguments_then_sixteen_and_its_own_wo
         raise ValueError("no")
 
     assert settled(sglang(refuse), Arguments()).page_size == 16
+
+
+@pytest.mark.parametrize(("share", "page_tokens"), [("off", None), ("peer", 16)])
+def test_page_size_when_sglang_knows_no_pages_of_several_tokens_then_it_keeps_its_own_where_nothing_is_shared(
+    sglang, share, page_tokens
+):
+    def refuse_pages(page, backend):
+        assert page in (None, 1), "no_buffer only supports page_size=1."
+        return same(page, "fa3")
+
+    assert settled(sglang(refuse_pages), Arguments(), share).page_size == page_tokens
 
 
 def test_environment_when_sglang_is_asked_then_it_is_as_before(sglang, monkeypatch):

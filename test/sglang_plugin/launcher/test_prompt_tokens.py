@@ -13,9 +13,11 @@ from sglang.srt.entrypoints.openai.protocol import TokenizeRequest
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from banyan.config import Config
+from banyan.routing.headers import TENANT_HEADER
 from banyan.routing.question import PATH_FIELD, question
+from banyan.routing.tenant_secret import TenantSecret
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.launcher import prompt_tokens, rerun
+from banyan.sglang_plugin.launcher import prompt_tokens, rerun, tenant_salts
 
 
 class Tokenizer:
@@ -33,7 +35,8 @@ class Served:
         self.app = FastAPI()
         self.generated, self.asked, self.bodies = [], [], []
         self.app.post("/tokenize")(self.tokenize)
-        self.app.post("/v1/messages")(self.messages)
+        for path in ("/v1/messages", "/v1/responses"):
+            self.app.post(path)(self.messages)
 
     async def tokenize(self, request: TokenizeRequest, raw_request: Request):
         return await prompt_tokens.around_handle_tokenize(self._plain, None, request, request, raw_request)
@@ -59,10 +62,10 @@ def banyan_is_on(monkeypatch):
     monkeypatch.setattr(runtime, "config", lambda: Config())
 
 
-def ask(served, body):
+def ask(served, body, headers=None):
     async def scenario():
         async with httpx.AsyncClient(transport=httpx.ASGITransport(served.app), base_url="http://server") as client:
-            return (await client.post("/tokenize", json=body)).json()
+            return (await client.post("/tokenize", json=body, headers=headers)).json()
 
     return asyncio.run(scenario())
 
@@ -89,6 +92,36 @@ def test_question_when_a_server_would_generate_then_the_tokens_are_told_and_noth
 @pytest.mark.parametrize("fields", [{"refused": True}, {}])
 def test_question_when_the_server_would_refuse_then_no_tokens_are_told(fields):
     assert ask(Served(), question("/v1/messages", fields))["tokens"] == []
+
+
+FOLLOWING = question("/v1/responses", {"as": {"input_ids": [5, 6]}, "previous_response_id": "resp_of_anybody"})
+
+
+@pytest.fixture
+def with_tenants(monkeypatch, tmp_path):
+    """What routers say to a server with tenants."""
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"0123456789abcdef")
+    secret.chmod(0o600)
+    monkeypatch.setattr(runtime, "config", lambda: Config(tenant_secret_file=str(secret)))
+    tenant_salts._tenant_secret.cache_clear()
+    return TenantSecret(secret.read_bytes())
+
+
+def test_question_when_it_goes_on_from_a_response_then_a_tenant_is_told_nothing_of_it(with_tenants):
+    served = Served()
+    of_a_tenant = with_tenants.word(with_tenants.salt_of("tenant", "acme"))
+    for headers in (None, {TENANT_HEADER: of_a_tenant}, {TENANT_HEADER: with_tenants.routers_word[:-1] + "x"}):
+        assert ask(served, FOLLOWING, headers)["tokens"] == []
+    assert served.bodies == []
+
+
+def test_question_when_a_router_goes_on_from_a_response_then_the_tokens_are_told(with_tenants):
+    assert ask(Served(), FOLLOWING, {TENANT_HEADER: with_tenants.routers_word})["tokens"] == [5, 6]
+
+
+def test_question_when_there_are_no_tenants_then_what_follows_a_response_is_told():
+    assert ask(Served(), FOLLOWING)["tokens"] == [5, 6]
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/flush_cache", 5, None])

@@ -2,6 +2,7 @@
 """A request that met damaged pages is run again, marked; any other end is passed on."""
 
 import asyncio
+import json
 from http import HTTPStatus
 from types import SimpleNamespace
 
@@ -179,8 +180,8 @@ class Said:
         self.fields, self.headers = fields, {"content-type": kind, **headers}
 
     async def json(self):
-        assert self.headers["content-type"] == "application/json", "nothing is left to read"
-        return self.fields
+        assert self.headers["content-type"].lower().startswith("application/json"), "nothing is left to read"
+        return json.loads(self.fields) if isinstance(self.fields, str) else self.fields
 
 
 @pytest.mark.parametrize(
@@ -189,6 +190,9 @@ class Said:
         (Said({"prompt_cache_key": "k"}), True),
         (Said({}, **{"x-session-id": "k"}), True),
         (Said(None, "multipart/form-data", **{"x-session-id": "k"}), True),
+        (Said(None, "multipart/form-data; boundary=application/json", **{"x-session-id": "k"}), True),
+        (Said("", **{"x-session-id": "k"}), True),
+        (Said({"prompt_cache_key": "k"}, "Application/JSON; charset=utf-8"), True),
         (Said(["k"]), False),
         (Said({"prompt": "k"}), False),
         (SimpleNamespace(headers={}), False),

@@ -18,7 +18,7 @@ from banyan import faults, patches
 from banyan.layout import Layout
 from banyan.layout.checkpoint import is_by_content
 from banyan.refusals.models import LLAMAS, SPLIT_DRAFTS
-from banyan.sglang_plugin import seams
+from banyan.sglang_plugin import model_files, seams
 from banyan.sglang_plugin.launcher import adapters, flags, resolved
 from benchmark.modes.rows import CHAIN
 
@@ -71,6 +71,16 @@ def test_arguments_when_they_are_resolved_again_then_nothing_fails_in_any_proces
     args.resolve_once()
     pickle.loads(pickle.dumps(args)).resolve_once()
     assert faults.counts() == before
+
+
+def test_model_when_its_pages_outlive_the_server_then_its_files_are_noted_before_they_are_loaded(resolve, tmp_path):
+    weights, kept = tmp_path / "model.safetensors", tmp_path / "kept"
+    weights.write_bytes(b"loaded")
+    kept.mkdir()
+    noted = resolve("--banyan-store", str(kept))._banyan["noted"]
+    assert model_files.changed(noted) is None
+    weights.write_bytes(b"others")
+    assert model_files.changed(noted) == str(weights)
 
 
 ASKED = Layout(dp=1, attn_dp=2, attn_cp=1, attn_tp=4)
@@ -186,6 +196,22 @@ def test_model_when_its_states_are_kept_in_another_way_then_refused_with_the_fla
     assert named in refusal(capsys)
 
 
+STATES_OF_SINGLE_TOKENS = {
+    "architectures": ["Lfm2MoeForCausalLM"],
+    "model_type": "lfm2_moe",
+    **{"layer_types": ["conv", "full_attention"], "num_dense_layers": 1, "conv_L_cache": 3},
+    **{"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32},
+}
+
+
+def test_model_when_no_strategy_keeps_its_states_then_the_way_out_is_one_that_starts(resolve, capsys):
+    with pytest.raises(SystemExit):
+        resolve(**STATES_OF_SINGLE_TOKENS)
+    line = refusal(capsys)
+    assert "use --banyan-share off" in line and "--mamba-radix-cache-strategy" not in line
+    assert resolved_view(resolve("--banyan-share", "off", **STATES_OF_SINGLE_TOKENS)).page_size == 1
+
+
 def test_model_when_it_makes_vectors_or_rewards_then_it_starts(resolve):
     resolve("--is-embedding")
     resolve(architectures=["LlamaForSequenceClassification"])
@@ -269,7 +295,7 @@ def test_model_when_its_windows_are_kept_in_full_then_it_starts(resolve):
 def test_adapter_when_its_folder_has_another_content_then_its_id_is_another_and_the_flags_stay(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     (tmp_path / "adapter_config.json").write_text(json.dumps({"target_modules": ["q_proj"], "r": 4}))
-    told = []
+    told, noted = [], []
     for weights in (b"one", b"other", b"one"):
         (tmp_path / "adapter_model.safetensors").write_bytes(weights)
         flags = ["--enable-lora", "--lora-paths", f"a={tmp_path}", "--max-lora-rank", "4"]
@@ -281,6 +307,10 @@ def test_adapter_when_its_folder_has_another_content_then_its_id_is_another_and_
         (adapter,) = resolved_view(pickle.loads(pickle.dumps(args))).lora_paths
         assert (adapter.lora_name, adapter.lora_path) == ("a", str(tmp_path))
         told.append(adapter.lora_id)
+        noted = args._banyan["noted"]
+    assert model_files.changed(noted) is None
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"another")
+    assert model_files.changed(noted) == str(tmp_path / "adapter_model.safetensors")
     assert told[0] == told[2] != told[1] and is_by_content(told[0])
 
 

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """On a server with tenants no prompt enters a cache without its tenant's salt."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
 from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
-from sglang.srt.managers.tokenizer_manager import ServerStatus
+from sglang.srt.managers.tokenizer_manager import ServerStatus, TokenizerManager
 
 from banyan import faults
 from banyan.config import Config
-from banyan.routing.headers import TENANT_HEADER
+from banyan.routing.headers import TENANT_HEADER, TENANT_NAME_HEADER
 from banyan.routing.tenant_secret import TenantSecret
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.launcher import tenant_salts
+from banyan.sglang_plugin.launcher import clients, rerun, tenant_salts
 from banyan.sglang_plugin.prompt_refusals import BadRequest
 
 SECRET = b"0123456789abcdef"
@@ -27,8 +28,15 @@ def secret(tmp_path, monkeypatch):
     path.write_bytes(SECRET)
     path.chmod(0o600)
     monkeypatch.setattr(runtime, "config", lambda: Config(tenant_secret_file=str(path)))
+    have_labels(monkeypatch)
     tenant_salts._tenant_secret.cache_clear()
     return path
+
+
+def have_labels(monkeypatch, *names):
+    """The labels that clients may name of SGLang's metrics."""
+    allowed = SimpleNamespace(tokenizer_metrics_allowed_custom_labels=list(names) or None)
+    monkeypatch.setattr(tenant_salts, "get_observability", lambda: allowed)
 
 
 def manager(status=ServerStatus.Up):
@@ -108,7 +116,83 @@ def test_request_when_the_secret_cannot_be_read_any_more_then_refused(secret, mo
     assert noted == ["tenant_salts.admit"]
 
 
+def test_request_when_another_check_of_it_fails_and_sglang_serves_it_then_with_its_tenants_salt(monkeypatch):
+    monkeypatch.setattr(clients, "admit", lambda obj, manager: 1 / 0)
+    salts = []
+
+    async def serve(manager, obj, request):
+        salts.append(obj.cache_salt)
+        yield "an answer"
+
+    async def ask(headers):
+        hook = faults.around(rerun.around_generate_request, "generate")
+        obj = GenerateReqInput(input_ids=[1, 2], sampling_params={})
+        return [answer async for answer in hook(serve, manager(), obj, request(headers))]
+
+    assert asyncio.run(ask(SAYS)) == ["an answer"] and salts == [SALT]
+    with pytest.raises(BadRequest):
+        asyncio.run(ask({}))
+
+
 def test_request_when_there_are_no_tenants_then_its_salt_is_its_own(monkeypatch):
     monkeypatch.setattr(runtime, "config", lambda: Config())
     assert admitted(request(), cache_salt="mine") == "mine"
     assert admitted(request({})) is None
+
+
+NAMED = {**SAYS, TENANT_NAME_HEADER: "acme"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "said", "labels"),
+    [
+        (request(NAMED), ServerStatus.Up, None, {"tenant": "acme"}),
+        (request(NAMED), ServerStatus.Up, {"tenant": "umbrella", "app": "a"}, {"tenant": "acme", "app": "a"}),
+        (request(SAYS), ServerStatus.Up, {"tenant": "umbrella"}, {"tenant": ""}),
+        (request({}), ServerStatus.Starting, {"tenant": "umbrella"}, {"tenant": ""}),
+        (request(NAMED), ServerStatus.Up, ["tenant"], ["tenant"]),
+    ],
+)
+def test_labels_when_metrics_have_one_for_tenants_then_the_router_says_it_and_no_client(
+    monkeypatch, asked, status, said, labels
+):
+    have_labels(monkeypatch, "app", "tenant")
+    obj = GenerateReqInput(input_ids=[[1], [2]], sampling_params={}, custom_labels=said)
+    tenant_salts.admit(obj, asked, manager(status))
+    obj.normalize_batch_and_arguments()
+    assert [one.custom_labels for one in (obj, obj[0], obj[1])] == [labels] * 3
+
+
+def test_labels_when_metrics_have_none_for_tenants_then_left_as_they_are(monkeypatch):
+    have_labels(monkeypatch, "app")
+    obj = GenerateReqInput(input_ids=[1], sampling_params={}, custom_labels={"app": "a"}, log_metrics=False)
+    tenant_salts.admit(obj, request(NAMED), manager())
+    assert obj.custom_labels == {"app": "a"} and not obj.log_metrics
+
+
+def test_request_when_its_client_would_not_be_counted_then_sglang_counts_it_under_its_tenant_all_the_same(monkeypatch):
+    have_labels(monkeypatch, "tenant")
+    obj = GenerateReqInput(input_ids=[1], sampling_params={}, log_metrics=False)
+    tenant_salts.admit(obj, request(NAMED), manager())
+    assert obj.log_metrics
+    counted = []
+    collector = SimpleNamespace(
+        labels={"model_name": "m", "tenant": ""},
+        observe_inter_token_latency=lambda *_: None,
+        observe_one_finished_request=lambda labels, prompt, completion, cached, *_, **__: counted.append(
+            (labels, prompt, cached)
+        ),
+    )
+    times = SimpleNamespace(
+        get_interval=float, set_last_time=float, get_e2e_latency=float, get_time_per_output_token=float
+    )
+    state = SimpleNamespace(obj=obj, finished=True, ttft_observed=True, last_completion_tokens=0, time_stats=times)
+    answer = SimpleNamespace(finished_reasons=[None], prompt_tokens=[640], cached_tokens=[512])
+    counts = SimpleNamespace(
+        metrics_collector=collector,
+        enable_priority_scheduling=False,
+        disaggregation_mode=None,
+        _request_has_grammar=lambda obj: False,
+    )
+    TokenizerManager.collect_metrics(counts, state, answer, 0)
+    assert counted == [({"model_name": "m", "tenant": "acme"}, 640, 512)]

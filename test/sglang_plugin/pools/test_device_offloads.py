@@ -45,6 +45,28 @@ def test_node_when_its_numbers_have_come_then_both_kinds_are_published_at_once_a
     assert sent.offloads.num_completed == 2 and sent.offloads.pop_completed()
 
 
+def test_node_when_it_cannot_be_published_then_sglang_is_told_and_the_next_one_keeps_its_place(sent):
+    def publish(frames, keys, window):
+        if keys == ["a"]:
+            raise ValueError("frame 3 is in quarantine")
+        sent.publish(frames, keys, window)
+
+    class Freed:
+        """What was freed between the two."""
+
+        def take_next(self):
+            sent.published.append("freed")
+            return True
+
+    sent.offloads.attach(publish)
+    sent.offloads.send(NodeKeys(["a"], None), sent.gpu.buffer([3]), behind=())
+    sent.order.sent(Freed())
+    sent.offloads.send(NodeKeys(["b"], None), sent.gpu.buffer([4]), behind=())
+    sent.arrive()
+    assert sent.published == ["freed", ([4], ["b"], None)]
+    assert [sent.offloads.pop_completed() for _ in range(sent.offloads.num_completed)] == [False, True]
+
+
 def test_node_when_nobody_holds_it_then_it_is_published_and_not_told(sent):
     sent.offloads.send_again(NodeKeys(["a"], ["a"]), sent.gpu.buffer([3, 9]), behind=())
     sent.arrive()

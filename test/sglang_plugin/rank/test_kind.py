@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a flush leaves of a rank in the store: two ranks in one process."""
+"""What a flush leaves of a rank in the store, and files that a rank must not take for what it has loaded: ranks in one
+process."""
 
 from __future__ import annotations
 
 import logging
 
 import pytest
+from test.sglang_plugin.rank import test_linker as rig
 from test.sglang_plugin.rank.test_linker import PAGE, make_rank, polled_until, transfer
 from test.unit.directory.rig import keys
 
 from banyan import _native
 from banyan.config import Config
+from banyan.sglang_plugin import model_files, runtime
 from banyan.sglang_plugin.rank import identity
 
 
@@ -55,3 +58,26 @@ def test_rank_when_the_drive_does_not_take_a_flush_in_time_then_it_goes_on_and_s
         patched.setattr(ranks[0].kinds.full, "store", Slow())
         ranks[0].reset()
     assert "other ranks may still find" in caplog.text and "within 10s" in caplog.text
+
+
+@pytest.mark.parametrize("has_store", [True, False])
+def test_rank_when_a_file_was_replaced_while_it_was_loaded_then_nothing_is_stored_under_its_name(
+    monkeypatch, tmp_path, capsys, has_store
+):
+    monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "of what is there now")
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"loaded")
+    rank_table = _native.RankTable.create(4)
+    carried = {**rig.carried(rank_table), "noted": [model_files.note(str(tmp_path))]}
+    monkeypatch.setattr(rig, "carried", lambda rank_table: carried)
+    weights.write_bytes(b"others")
+    store = tmp_path / "store"
+    store.mkdir()
+    config = Config(min_fetch_tokens=PAGE, host_gb=0.001, store=(str(store),) if has_store else (), store_gb=0.04)
+    if not has_store:
+        make_rank(monkeypatch, rank_table, 0, config)[0].close()
+        return
+    with pytest.raises((SystemExit, runtime.Refused)):
+        make_rank(monkeypatch, rank_table, 0, config)
+    assert f"{weights} has changed since the server was started: start it again" in capsys.readouterr().err
+    assert list(store.iterdir()) == []

@@ -53,6 +53,7 @@ SERVER = SimpleNamespace(
     model_path="a-model",
     revision=None,
     weight_version="1",
+    **identity.USUAL,
     json_model_override_args="{}",
     dtype="bfloat16",
     quantization=None,
@@ -97,7 +98,7 @@ def be_rank(monkeypatch, rank):
 
 
 def carried(rank_table):
-    return {"rank_table": rank_table.path, "server": "s", "layout": LAYOUT.as_dict()}
+    return {"rank_table": rank_table.path, "server": "s", "layout": LAYOUT.as_dict(), "noted": []}
 
 
 def make_pool():

@@ -10,12 +10,13 @@ import pytest
 from sglang.srt.constants import GPU_MEMORY_TYPE_CUDA_GRAPH, GPU_MEMORY_TYPE_KV_CACHE, GPU_MEMORY_TYPE_WEIGHTS
 from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
 from test.sglang_plugin.rank.hooked import hooked
-from test.sglang_plugin.rank.test_weights import UPDATER, finds, ranks, share
+from test.sglang_plugin.rank.test_weights import UPDATER, call, finds, ranks, share
 
+from banyan import patches
 from banyan.sglang_plugin.rank import linker as module
 from banyan.sglang_plugin.rank import memory
 
-__all__ = ["ranks"]
+__all__ = ["call", "ranks"]
 
 
 @pytest.fixture
@@ -26,7 +27,8 @@ def release(monkeypatch):
         monkeypatch.setattr(module, "_installed", linker)
         features = SimpleNamespace(enable_memory_saver=saves, enable_weights_cpu_backup=keeps_weights)
         monkeypatch.setattr(memory, "get_exec", lambda: SimpleNamespace(features=features))
-        body = hooked(UPDATER + "release_memory_occupation", lambda updater, command: then())
+        queue = [patch for patch in patches.load_queue() if patch.name == "33-memory-released"]
+        body = hooked(UPDATER + "release_memory_occupation", lambda updater, command: then(), queue)
         body(SimpleNamespace(), ReleaseMemoryOccupationReqInput(tags=list(tags) or None))
 
     return run
@@ -66,3 +68,21 @@ def test_memory_when_weights_go_then_pages_of_what_comes_back_are_theirs_only_wh
     release(reader, GPU_MEMORY_TYPE_WEIGHTS, saves=saves, keeps_weights=keeps_weights)
     share(owner, pages, 2)
     assert finds(reader, 2)
+
+
+def test_memory_when_one_rank_alone_has_given_its_weights_then_it_meets_the_others_after_a_whole_update_only(
+    ranks, release, call
+):
+    (owner, _, pages), (reader, *_) = ranks
+    # The other one was busy, and has refused.
+    release(owner, GPU_MEMORY_TYPE_WEIGHTS)
+    for number, linker in enumerate((reader, owner, reader, owner)):
+        slots = share(owner, pages, number)
+        call(linker, "update_weights_from_tensor", flushes=True)
+        assert not finds(reader, number)
+        pages.free(slots)
+        owner.reset()
+    for linker in (owner, reader):
+        call(linker, "update_weights_from_disk", flushes=True)
+    share(owner, pages, 5)
+    assert finds(reader, 5)

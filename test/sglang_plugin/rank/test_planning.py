@@ -218,6 +218,20 @@ def test_store_when_prefills_and_decodes_alternate_then_it_writes_beside_decodes
     assert store.told == ["pause", "open", "pause", "open"]
 
 
+def test_store_when_no_decode_follows_a_prefill_and_the_device_tells_no_end_then_an_idle_rank_writes(rank):
+    store = Store()
+    rank.planner.step_begins()
+    rank.planner.pace_writes(store)
+    rank.pieces = ((16, 320),)
+    rank.planner.started([])
+    rank.planner.forward_begins()
+    rank.planner.forward_took(rank.planner.pieces_running, 10.0)
+    for _ in range(2):
+        assert store.told == ["pause"]
+        rank.planner.step_begins()
+    assert store.told == ["pause", "open"]
+
+
 def test_shown_forwards_when_there_were_many_then_the_newest_with_their_numbers(rank, monkeypatch):
     monkeypatch.setattr(planning, "NUM_SHOWN_FORWARDS", 2)
     for number in range(5):

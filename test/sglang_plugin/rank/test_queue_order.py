@@ -16,8 +16,12 @@ def on(monkeypatch):
     monkeypatch.setattr(runtime, "config", lambda: Config())
 
 
+class Req(SimpleNamespace):
+    """As SGLang's, one that can be held weakly."""
+
+
 def req(num_tokens, matched=0):
-    return SimpleNamespace(origin_input_ids=[0] * num_tokens, output_ids=[], num_matched_prefix_tokens=matched)
+    return Req(origin_input_ids=[0] * num_tokens, output_ids=[], num_matched_prefix_tokens=matched)
 
 
 def longest_prefix_first(policy, queue, *args, **kwargs):

@@ -29,6 +29,7 @@ def handled(error, ids=(1, 2)):
     scheduler = SimpleNamespace(
         **({"ipc_channels": by_grpc} if refused_requests.get_serving().smg_grpc_mode else {"send_abort_output": tell}),
         model_config=SimpleNamespace(vocab_size=320),
+        weight_updater=SimpleNamespace(offload_tags=set()),
     )
     asked = SimpleNamespace(rid="r", input_ids=ids, sampling_params=None)
 
@@ -64,3 +65,9 @@ def test_request_when_it_came_by_grpc_and_would_end_the_rank_then_its_client_is_
     assert handled(None)[0] == []
     ((answer, _),), _ = handled(None, ids=(1, 320))
     assert "none of the model's 320 tokens" in answer.finished_reason["message"]
+
+
+def test_request_when_memory_is_given_away_then_its_client_is_told_and_sglang_does_not_see_it(monkeypatch):
+    monkeypatch.setattr(refused_requests.memory_commands, "is_out", lambda scheduler: True)
+    ((answer, _),), _ = handled(KeyboardInterrupt())
+    assert answer.finished_reason["status_code"] == 503 and "/resume_memory_occupation" in answer.abort_message

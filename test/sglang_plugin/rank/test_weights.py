@@ -4,6 +4,8 @@
 The functions of SGLang are stood in for; the hooks on them are those of the patch queue.
 """
 
+import hashlib
+import json
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -54,7 +56,12 @@ def call(monkeypatch):
     def run(linker, method, result=DONE, flushes=False):
         monkeypatch.setattr(module, "_installed", linker)
         flush = hooked(UPDATER + "flush_cache_after_weight_update", lambda *args: None)
-        body = (lambda *args: (flush(None), result)[1]) if flushes else (lambda *args: result)
+
+        def body(*args):
+            if flushes:
+                flush(None, None, result.success, result.message)
+            return result
+
         return hooked(UPDATER + method, body)(SimpleNamespace(), Mock(spec=COMMANDS[method]))
 
     return run
@@ -97,6 +104,14 @@ def test_weights_when_a_loader_fails_on_one_rank_then_it_shares_with_nobody(rank
     share(owner, pages, 2)
     assert not finds(reader, 2)
     call(reader, loader, flushes=True)
+    share(owner, pages, 1)
+    assert not finds(reader, 1)
+
+
+def test_weights_when_the_draft_s_fail_behind_the_model_s_then_the_rank_shares_with_nobody(ranks, call):
+    (owner, _, pages), (reader, *_) = ranks
+    call(owner, "update_weights_from_disk", FAILED, flushes=True)
+    call(reader, "update_weights_from_disk", flushes=True)
     share(owner, pages, 1)
     assert not finds(reader, 1)
 
@@ -145,13 +160,60 @@ def test_weights_when_they_change_under_a_request_then_its_pages_are_published_a
     assert finds(reader, 3)
 
 
-def test_namespace_when_the_scales_of_the_cache_change_then_another_one(tmp_path):
-    scales = tmp_path / "scales.json"
+def test_weights_when_a_rank_cannot_join_again_then_it_shares_nothing_and_its_pool_goes_on(ranks, call, monkeypatch):
+    def fails(*args):
+        raise OSError("too many open files")
+
+    (owner, _, pages), (reader, *_) = ranks
+    slots = share(owner, pages, 1)
+    monkeypatch.setattr(owner.kinds.full.access, "join", fails)
+    with pytest.raises(OSError, match="open files"):
+        call(owner, "update_weights_from_tensor", flushes=True)
+    # As a hook's failure does.
+    owner.stop()
+    pages.free(slots)
+    owner.reset()
+    assert not finds(reader, 1) and owner.state()["num_published_pages"] == 0
+    assert pages.alloc(pages.available_size()) is not None
+
+
+def asked(**flags):
+    """Arguments that ask for nothing but ``flags``."""
+    usual = {"json_model_override_args": "{}", "dtype": "auto", "quantization": None, "quantization_param_path": None}
+    return SimpleNamespace(**usual | identity.USUAL | flags)
+
+
+@pytest.mark.parametrize("flag", ["quantization_param_path", "decrypted_config_file", "rl_quant_profile"])
+def test_namespace_when_a_file_that_a_flag_names_says_something_else_then_another_one(tmp_path, flag):
     digests = []
-    for text in ("1.0", "2.0"):
-        scales.write_text(text)
-        args = SimpleNamespace(
-            json_model_override_args="{}", dtype="auto", quantization=None, quantization_param_path=str(scales)
-        )
-        digests.append(identity._config_digest(args))
-    assert digests[0] != digests[1]
+    for name, text in (("a", "1.0"), ("b", "1.0"), ("b", "2.0")):
+        (tmp_path / name).write_text(text)
+        digests.append(identity._config_digest(asked(**{flag: str(tmp_path / name)})))
+    assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"modelopt_quant": "fp8"},
+        {"load_format": "flash_rl"},
+        {"model_loader_extra_config": '{"qlora_adapter_name_or_path": "a"}'},
+        {"model_impl": "transformers"},
+        {"model_config_parser": "mistral"},
+        {"context_length": 4096},
+        {"flashinfer_mxfp4_moe_precision": "fp8"},
+        {"forward_hooks": [{"name": "steering"}]},
+    ],
+)
+def test_namespace_when_a_flag_changes_what_is_computed_then_another_one(flags):
+    assert identity._config_digest(asked(**flags)) != identity._config_digest(asked())
+
+
+def test_namespace_when_nothing_unusual_is_asked_then_that_of_a_release_that_knew_fewer_flags():
+    text = json.dumps(["{}", "auto", None])
+    assert identity._config_digest(asked()) == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_namespace_when_weights_are_only_read_in_another_way_then_the_same():
+    names = {"weight_loader_disable_mmap", "download_dir", "model_path", "kv_cache_dtype", "max_total_tokens"}
+    assert not names & identity.USUAL.keys()

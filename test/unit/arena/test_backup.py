@@ -186,6 +186,27 @@ def test_offer_when_the_pool_has_withdrawn_the_pages_then_nothing_is_held(hosts:
     assert owner.residency.num_filling == 0 and not owner.wait_landed()
 
 
+def test_offer_when_no_copy_can_be_begun_then_frames_and_leases_are_free_and_the_next_one_lands(
+    hosts: list[Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing:
+        lookup, lease = hosts[0].view.lookup, hosts[0].view.lease
+
+        def start_copy(self, loads: object) -> None:
+            raise OSError("cannot start the copy thread")
+
+    owner = hosts[0]
+    owner.rank.frame_table.publish(frames(3, 4), keys(1, 2))
+    owner.backup.offer(keys(1, 2))
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="copy thread"):
+        patched.setattr(owner.backup, "_peers", Refusing())
+        owner.backup.poll()
+    assert owner.residency.num_filling == 0 and owner.counters.backups_failed == 1
+    owner.backup.offer(keys(1, 2))
+    assert [landed.keys for landed in owner.wait_landed()] == [keys(1, 2)]
+    assert owner.rank.frame_table.retire(frames(3, 4)) == frames(3, 4).tobytes()
+
+
 def test_arena_when_full_then_pages_that_were_asked_for_stay(hosts: list[Host]) -> None:
     owner, other = hosts
     for number in range(8):

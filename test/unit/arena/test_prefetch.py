@@ -14,6 +14,7 @@ from test.unit.cache_rig import make_cache, request
 from test.unit.directory.rig import NAMESPACE, frames, keys
 
 from banyan._native import RankTable, Store
+from banyan.arena.owners import Owners
 from banyan.arena.page_source import Wanted
 from banyan.arena.prefetch import Prefetch
 from banyan.arena.store_tier import StoreTier
@@ -77,6 +78,7 @@ class StoreHost(Host):
             memory=self.memory,
             block=BLOCK,
             admission=WriteAdmission(admission, budget=None),
+            owners=Owners(),
             counters=self.counters,
         )
         self.cache = make_cache(

@@ -15,6 +15,7 @@ class FakeFrameTable:
         self.touched: set[int] = set()
         self.pinned: set[int] = set()
         self.quarantine: set[int] = set()
+        self.num_examined = 0
 
     def publish(self, frames: array, keys: list[str]) -> int:
         for frame, key in zip(frames, keys, strict=True):
@@ -35,6 +36,7 @@ class FakeFrameTable:
         return array("q", sorted(free)).tobytes()
 
     def take_touched(self, frames: array) -> bytes:
+        self.num_examined += len(frames)
         asked = self.touched & set(frames)
         self.touched -= asked
         return array("q", sorted(asked)).tobytes()
@@ -212,8 +214,21 @@ def test_evict_when_pages_are_kept_then_they_outlive_ten_times_the_arena_and_go_
         fill(residency, f"scan {number}")
     assert kept < set(frame_table.key_of.values())
     kept.clear()
-    fill(residency, "c", "d", "e")
+    residency.kept_no_more(["a", "b", "gone long ago"])
+    fill(residency, "c", "d", "e", "f")
     assert not {"a", "b"} & set(frame_table.key_of.values())
+
+
+def test_claims_when_all_is_kept_then_it_is_walked_past_once_and_not_by_each_of_them(
+    frame_table: FakeFrameTable,
+) -> None:
+    keys = [f"pinned {number}" for number in range(50)]
+    residency = Residency(frame_table, 50, set(keys))
+    fill(residency, *keys)
+    for number in range(20):
+        fill(residency, f"scan {number}")
+    assert frame_table.num_examined <= 50 + 3 * 20
+    assert len(set(keys) & set(frame_table.key_of.values())) == 49
 
 
 def test_evict_when_half_is_kept_and_the_rest_is_held_then_fewer_frames_are_found(

@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from benchmark import byte_fuzz
 from benchmark.byte_fuzz import drawn, play
 from benchmark.byte_readers import Reader, readers
 
+ROOT = Path(__file__).parents[3]
 READERS = readers()
 NUM_INPUTS = 20_000
 
@@ -32,25 +36,30 @@ def test_input_when_its_number_comes_again_then_it_is_the_same() -> None:
     assert len({drawn(number, READERS)[1] for number in range(100)}) > 50
 
 
-def test_play_when_a_reader_raises_what_it_must_not_or_is_slow_or_keeps_all_then_it_is_said(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    kept: list[bytearray] = []
+SPOILED = """
+import time
+from benchmark import byte_fuzz
+from benchmark.byte_readers import Reader
 
-    def read(payload: bytes) -> None:
-        if payload == b"bad":
-            raise KeyError("x")
-        if payload == b"slow":
-            began_s = time.thread_time()
-            while time.thread_time() - began_s < 0.02:
-                pass
-        kept.append(bytearray(b"\1" * (1 << 20)))
+kept = []
 
-    monkeypatch.setattr(byte_fuzz, "SLOW_S", 0.01)
-    monkeypatch.setattr(byte_fuzz, "WARM", 10)
-    monkeypatch.setattr(byte_fuzz, "MOST_GROWN_BYTES", 32 << 20)
-    monkeypatch.setattr(byte_fuzz, "MOST_CHANGES", 0)
-    wrong = play(0, 120, [Reader("one", read, (ValueError,), [b"bad", b"slow", b"good"])]).wrong
-    assert any("KeyError" in line for line in wrong)
-    assert any("took" in line for line in wrong)
-    assert any("memory grew" in line for line in wrong)
+def read(payload):
+    if payload == b"bad":
+        raise KeyError("x")
+    if payload == b"slow":
+        began_s = time.thread_time()
+        while time.thread_time() - began_s < 0.02:
+            pass
+    kept.append(bytearray(b"\\1" * (1 << 20)))
+
+byte_fuzz.SLOW_S, byte_fuzz.WARM, byte_fuzz.MOST_GROWN_BYTES, byte_fuzz.MOST_CHANGES = 0.01, 10, 32 << 20, 0
+print(*byte_fuzz.play(0, 120, [Reader("one", read, (ValueError,), [b"bad", b"slow", b"good"])]).wrong, sep="\\n")
+"""
+
+
+def test_play_when_a_reader_raises_what_it_must_not_or_is_slow_or_keeps_all_then_it_is_said() -> None:
+    """In a process of its own: what grows is the most that a process ever had."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'python'}"}
+    command = [sys.executable, "-c", SPOILED]
+    wrong = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert "KeyError" in wrong and "took" in wrong and "memory grew" in wrong

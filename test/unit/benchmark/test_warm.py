@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 NURSERY = """
 import sys
 from benchmark import warm
-warm.MODULES, warm.SERVER, warm._fork_children = (), "idle_server", lambda: None
+warm.MODULES, warm.CHANGES, warm.SERVER, warm._fork_children = (), (), "idle_server", lambda: None
 warm.main(int(sys.argv[1]))
 """
 """A process that servers are forked from, without SGLang."""

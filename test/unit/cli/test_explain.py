@@ -78,7 +78,7 @@ def test_explain_when_the_request_is_remembered_then_the_plan_and_its_figures_ar
     assert "dp_origin_kv_len 32, dp_max_kv_len 192, dp_max_kv_rank 3" in text
     assert "plan: move 160 tokens, compute 8; expected to be faster; landed" in text
     assert "recompute: 17.80 ms expected" in text
-    assert "landed after 0." in text
+    assert "landed after " in text
     assert "first" not in text
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 
@@ -144,19 +149,66 @@ def test_retire_when_already_in_quarantine_then_returned_once_by_drain(ranks: li
     assert ids(owner.frame_table.drain()) == []
 
 
-def test_close_when_repeated_then_harmless_and_other_calls_are_refused(ranks: list[Rank]) -> None:
+@contextmanager
+def no_file_more() -> Iterator[None]:
+    """This process can open none meanwhile."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_peer_when_no_file_could_be_opened_as_it_came_then_its_pages_are_found_a_moment_later() -> None:
+    rank_table = RankTable.create(2)
+    reader, owner = Rank(rank_table, 0), Rank(rank_table, 1)
+    owner.frame_table.publish(frames(1), keys(1))
+    with no_file_more():
+        assert reader.peers.lookup(keys(1)).num_pages == 0
+    deadline_s = time.monotonic() + 5
+    while reader.peers.lookup(keys(1)).num_pages == 0:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def test_drain_when_no_file_can_be_opened_then_no_reader_is_taken_for_dead(ranks: list[Rank]) -> None:
+    owner, reader = ranks
+    owner.frame_table.publish(frames(1), keys(1))
+    lease = reader.peers.lease(reader.peers.lookup(keys(1)), keys(1))
+    assert ids(owner.frame_table.retire(frames(1))) == []
+    time.sleep(0.15)  # Longer than it is believed that somebody is alive.
+    with no_file_more():
+        drained = ids(owner.frame_table.drain())
+    assert drained == [] and ids(owner.frame_table.drain()) == []
+    lease.release()
+    assert ids(owner.frame_table.drain()) == [1]
+
+
+def test_close_when_repeated_then_harmless_and_nothing_is_published_any_more(ranks: list[Rank]) -> None:
     owner, reader = ranks
     owner.frame_table.publish(frames(1), keys(1))
     owner.frame_table.close()
     owner.frame_table.close()
     assert reader.peers.lookup(keys(1)).num_pages == 0
+    owner.frame_table.reset()
     for call in (
-        owner.frame_table.drain,
-        owner.frame_table.reset,
+        lambda: owner.frame_table.log_access(b""),
         lambda: owner.frame_table.publish(frames(1), keys(1)),
     ):
         with pytest.raises(ValueError, match="the frame table of slot 0 is closed"):
             call()
+
+
+def test_close_when_a_peer_reads_then_its_owner_still_gets_the_frame_when_it_is_let_go(ranks: list[Rank]) -> None:
+    owner, reader = ranks
+    owner.frame_table.publish(frames(1, 2), keys(1, 2))
+    lease = reader.peers.lease(reader.peers.lookup(keys(1)), keys(1))
+    owner.frame_table.close()
+    assert ids(owner.frame_table.retire(frames(1, 2, 3))) == [2, 3]
+    assert ids(owner.frame_table.drain()) == []
+    lease.release()
+    assert ids(owner.frame_table.drain()) == [1]
 
 
 def test_pages_when_their_keys_were_chosen_to_share_a_bucket_then_a_reader_finds_each() -> None:

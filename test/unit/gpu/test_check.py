@@ -3,6 +3,7 @@
 
 import importlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,16 +22,32 @@ def check(monkeypatch, tmp_path):
     return script
 
 
+@dataclass
+class Ended:
+    """A step that has run as soon as it is started."""
+
+    step: object
+    ends_with: int
+    began_s: float = 0.0
+
+    def status(self):
+        return self.ends_with
+
+    def stop(self):
+        pass
+
+
 def ending(check, monkeypatch, statuses):
     """Every step ends with 0 but for ``statuses``, and says its name; the names of those that were run."""
     ran = []
 
-    def run(step, facts, out):
+    def start(step, facts, out):
         ran.append(step.name)
         (out / f"{step.name}.txt").write_text(f"much\nverdict: this is {step.name}\n")
-        return statuses.get(step.name, 0)
+        return Ended(step, statuses.get(step.name, 0))
 
-    monkeypatch.setattr(check, "run", run)
+    monkeypatch.setattr(check, "start", start)
+    monkeypatch.setattr(check, "POLL_S", 0)
     return ran
 
 
@@ -67,12 +84,41 @@ def test_plan_when_asked_for_then_nothing_is_run(check, monkeypatch, capsys):
 
 def test_step_when_it_is_run_then_it_has_the_queues_that_sglang_asks_for_and_what_it_prints_is_kept(check, tmp_path):
     words = "import os; print('verdict:', os.environ['CUDA_DEVICE_MAX_CONNECTIONS'])"
-    assert check.run(check.Step("said", ("-c", words)), check.find_facts(), tmp_path) == 0
+    assert ended(check, check.Step("said", ("-c", words)), tmp_path) == [("said", 0)]
     assert check.said_by((tmp_path / "said.txt").read_text()) == "8"
 
 
 def test_step_when_it_takes_longer_than_its_limit_then_it_is_ended_and_counts_as_late(check, monkeypatch, tmp_path):
     monkeypatch.setattr(check, "LIMIT_S", 0.3)
     words = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(60)"
-    assert check.run(check.Step("long", ("-c", words)), check.find_facts(), tmp_path) < 0
+    ((_, status),) = ended(check, check.Step("long", ("-c", words)), tmp_path)
+    assert status < 0
     assert not Path(f"/proc/{(tmp_path / 'long.txt').read_text().split()[1]}").exists()
+
+
+def ended(check, step, folder, *, num_at_once=1):
+    """The name of what was run, and its status."""
+    found = []
+    steps, note = (
+        [step] if isinstance(step, check.Step) else step,
+        lambda one, status: found.append((one.step.name, status)),
+    )
+    check.run_all(steps, check.find_facts(), folder, num_at_once=num_at_once, ended=note)
+    return found
+
+
+def test_steps_when_there_are_jobs_then_they_run_beside_each_other(check, tmp_path):
+    words = "import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)"
+    waiting = check.Step("waiting", ("-c", words, str(tmp_path / "there")))
+    writing = check.Step(
+        "writing", ("-c", "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()", waiting.command[2])
+    )
+    assert sorted(ended(check, [waiting, writing], tmp_path, num_at_once=2)) == [("waiting", 0), ("writing", 0)]
+
+
+def test_steps_when_some_measure_then_they_run_alone_behind_the_others(check, monkeypatch):
+    ran = ending(check, monkeypatch, {})
+    monkeypatch.setenv("JOBS", "4")
+    assert check.main([]) == 0
+    timed = [step.name for step in check.STEPS if step.is_timed]
+    assert "bench" in timed and ran[-len(timed) :] == timed and len(set(ran)) == len(ran)

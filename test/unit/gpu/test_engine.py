@@ -58,7 +58,8 @@ import engine
 engine.LAUNCH = (sys.argv[1],)
 engine.PATIENCE_S = 1
 engine.end_on_termination()
-server = engine.Server("m", seconds=30, log=Path(sys.argv[2]), further=sys.argv[3:])
+server = engine.Server("m", log=Path(sys.argv[2]), further=sys.argv[3:])
+server.wait_until_up(30)
 try:
     print("up", flush=True)
     time.sleep(60)

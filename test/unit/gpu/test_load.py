@@ -70,6 +70,9 @@ class FakeServer:
         self.together = threading.Event()
         self.wait_us = 0
 
+    def wait_until_up(self, seconds):
+        pass
+
     def call(self, path, **body):
         self.emptied += path.startswith("/flush_cache")
 

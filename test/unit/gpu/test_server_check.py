@@ -24,7 +24,7 @@ def server_check(monkeypatch):
 
 def check_of(server_check, *, staged, peer, host):
     """A check of two servers that answered the same."""
-    args = argparse.Namespace(staged=staged, damaged=None, all_gpus=False)
+    args = argparse.Namespace(staged=staged, damaged=None, all_gpus=False, no_profile=False)
     check = server_check.Check(args)
     answers = [Answer((1, 2), [7], 2, 1, {"peer": peer, "host": host}, 0.1)]
     check.answers = {"off": answers, "peer": answers}

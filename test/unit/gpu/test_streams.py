@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ``make gpu-check`` asks about streams, on a fake device that has few queues, or many."""
 
+import itertools
+from types import SimpleNamespace
+
 import pytest
 from test.gpu import streams
 from test.gpu.streams import HeldUp, Start, answer, held_up, start_of_next
@@ -19,8 +22,10 @@ class FewQueues(FakeGpu):
 
 
 @pytest.fixture(autouse=True)
-def short_patience(monkeypatch):
-    monkeypatch.setattr(streams, "PATIENCE_S", 0.02)
+def time_of_looks(monkeypatch):
+    """Patience ends after so many looks, however long they take: all that can run has run by then."""
+    looks = itertools.count(step=streams.PATIENCE_S / 1000)
+    monkeypatch.setattr(streams, "time", SimpleNamespace(monotonic=lambda: next(looks)))
 
 
 @pytest.mark.parametrize(("gpu", "num_late"), [(FakeGpu(0), 0), (FewQueues(0), 4)], ids=["a queue each", "8 queues"])

@@ -51,6 +51,22 @@ def test_digest_when_a_small_file_differs_then_different(folder: Path, name: str
     assert checkpoint_digest(folder) != before
 
 
+@pytest.mark.parametrize("name", ["params.json", "quant_config.json", "model.safetensors.index.json"])
+def test_digest_when_a_configuration_of_any_name_differs_then_different(folder: Path, name: str) -> None:
+    told = {checkpoint_digest(folder)}
+    for text in ("{}", '{"bits": 4}'):
+        (folder / name).write_text(text)
+        told.add(checkpoint_digest(folder))
+    assert len(told) == 3
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json"])
+def test_digest_when_only_words_differ_then_equal(folder: Path, name: str) -> None:
+    before = checkpoint_digest(folder)
+    (folder / name).write_text("{}")
+    assert checkpoint_digest(folder) == before
+
+
 def test_digest_when_a_file_is_missing_then_different(folder: Path) -> None:
     before = checkpoint_digest(folder)
     (folder / "model-2.safetensors").unlink()

@@ -74,7 +74,7 @@ def test_files_when_an_edit_puts_the_time_back_then_it_is_seen(weights: Path, me
 
 
 def test_files_when_two_images_have_the_same_times_and_inodes_then_samples_tell(weights, memory, monkeypatch) -> None:
-    monkeypatch.setattr(module, "_name", lambda state: "the same in both")
+    monkeypatch.setattr(module, "state_name", lambda state: "the same in both")
     before = file_digests([weights], memory)
     weights.write_bytes(bytes(SIZE))
     after = file_digests([weights], memory)

@@ -16,8 +16,9 @@ from test.unit.router.fake_server import Served
 
 from banyan.cli import web
 from banyan.observe.asking import Unanswered
+from banyan.observe.reading import Reading
 from banyan.observe.watched import LEAST_AGE_S, Watched
-from banyan.observe.webpage import is_ours, page_and_policy
+from banyan.observe.webpage import Page, is_ours, page_and_policy
 
 
 def asked(host, client="127.0.0.1"):
@@ -99,6 +100,51 @@ def test_watched_when_many_look_then_the_server_is_asked_once_a_second_and_error
         (life,) = await watched.lives(again["recent"][0]["rid"])
         assert life["sentences"] and life["url"] == "http://a"
         assert await watched.lives("other") == []
+
+    asyncio.run(scenario())
+
+
+def another_releases(plans):
+    """What a rank tells of its decisions where they have other fields, or other things in them."""
+    without = [{name: value for name, value in plans[0].items() if name != gone} for gone in ("rid", "found", "steps")]
+    return [*without, *({**plans[0], **other} for other in OTHER_FIELDS), "none", None]
+
+
+OTHER_FIELDS = (
+    {"rid": 7},
+    {"found": [["peer"]]},
+    {"found": {"peer": 3}},
+    {"steps": [{"what": "landed"}]},
+    {"computed": {"dreamt": 5}},
+    {"prompt_tokens": "many"},
+    {"expected_us": "soon"},
+    {"error_us": 10**400},
+    {"planned_s": "today"},
+)
+
+
+def test_page_when_a_server_tells_of_requests_as_another_release_then_the_others_are_still_shown():
+    async def scenario():
+        ours = FakeBanyan(num_ranks=1)
+        plans = ours.planners[0].explain()
+        rid = plans[-1]["rid"]
+
+        async def look(url):
+            info = ours.info()
+            if url == "http://other":
+                state = info["internal_states"][0]["banyan"]
+                state["plans"] = [*another_releases(state["plans"]), state["plans"][0]]
+            return Reading.of(url, ours.now_s, info, ours.loads())
+
+        served = Served(Starlette(routes=Page(["http://other", "http://ours"], look).routes()))
+        await served.start()
+        async with aiohttp.ClientSession() as client:
+            async with client.get(f"{served.url}/banyan/data") as response:
+                servers = (await response.json())["servers"]
+                assert [len(one["recent"]) for one in servers] == [1, min(len(plans), 20)]
+            async with client.get(f"{served.url}/banyan/request", params={"rid": rid}) as response:
+                assert response.status == 200 and [one["url"] for one in await response.json()] == ["http://ours"]
+        await served.stop()
 
     asyncio.run(scenario())
 

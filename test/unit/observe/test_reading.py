@@ -19,7 +19,18 @@ def test_reading_when_no_rank_runs_banyan_then_it_is_said_what_to_do():
         read(server)
 
 
-@pytest.mark.parametrize("info", [{"internal_states": [{"banyan": {"dp_rank": "x"}}]}, {"internal_states": 7}])
+BEYOND = {"dp_rank": 0, "page_tokens": 16, "prompt_tokens": 10**400}
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        {"internal_states": [{"banyan": {"dp_rank": "x"}}]},
+        {"internal_states": [{"banyan": BEYOND}]},
+        {"internal_states": [{"banyan": {"dp_rank": 0, "page_tokens": 16, "rid_nonce": "another release's"}}]},
+        {"internal_states": 7},
+    ],
+)
 def test_reading_when_the_answer_is_another_servers_then_it_is_said(info):
     with pytest.raises(ValueError, match="is not as Banyan's ranks answer"):
         Reading.of(URL, NOW_S, info, None)

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from dataclasses import dataclass, field
 
 from hypothesis import given
@@ -64,6 +66,27 @@ def test_request_when_it_waits_no_longer_then_nothing_of_it_is_remembered():
     assert len(mine._waiting) == 5
     mine.come([])
     assert not mine._waiting
+
+
+def test_request_when_it_has_gone_and_the_queue_is_empty_then_it_is_held_by_nobody():
+    mine, reqs = queue(), [Req(10), Req(20)]
+    mine.come(reqs)
+    mine.order(reqs)
+    held = [weakref.ref(req) for req in reqs]
+    del reqs
+    gc.collect()
+    assert [one() for one in held] == [None, None]
+
+
+def test_request_when_it_has_the_id_of_one_that_has_gone_then_it_is_another_one():
+    mine, first = queue(), Req(4000)
+    mine.come([first, Req(1)])
+    mine.order([first])
+    (key,) = [key for key, one in mine._waiting.items() if one.request() is first]
+    other = Req(10)
+    mine._waiting[id(other)] = mine._waiting.pop(key)
+    mine.come([other])
+    assert [one.request() for one in mine._waiting.values()] == [other] and mine._waiting[id(other)].number == 2
 
 
 @given(st.lists(st.lists(st.integers(0, 3000), max_size=6), max_size=40), st.integers(0, 5), st.integers(0, 1 << 30))

@@ -29,6 +29,23 @@ def test_decode_when_steps_follow_each_other_then_the_store_stays_open():
     assert store.told == []
 
 
+def test_prefill_when_nobody_tells_its_end_then_the_second_step_without_another_one_writes_again():
+    """Of a server that decodes nothing (embeddings, prefills for others), on a GPU."""
+    store = Store()
+    ours = WritePause(store)
+    for _ in range(3):
+        ours.step()
+        ours.begin_prefill()
+    assert store.told == ["pause"]
+    ours.step()
+    assert store.told == ["pause"]
+    ours.step()
+    ours.step()
+    assert store.told == ["pause", "open"]
+    ours.begin_prefill()
+    assert store.told == ["pause", "open", "pause"]
+
+
 def test_prefill_when_it_never_ended_then_the_next_one_replaces_it():
     store = Store()
     ours = WritePause(store)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from banyan.core import SourceKind
 from banyan.planner import MoveRates
@@ -43,6 +45,19 @@ def test_rates_when_nothing_was_moved_then_nothing_is_learnt():
     assert rates.expected(SourceKind.PEER, 10) is None
 
 
+def test_rates_when_a_length_is_measured_anew_then_what_was_before_does_not_count():
+    rates = MoveRates()
+    for _ in range(5):
+        rates.observe(SourceKind.PEER, 100, 100_000.0)
+        rates.observe(SourceKind.PEER, 1000, 5000.0)
+    rates.measure_anew(SourceKind.PEER, 100)
+    rates.measure_anew(SourceKind.STORE, 100)
+    assert rates.expected(SourceKind.PEER, 100) == (100_000.0, 100_000.0), "proves little from now on"
+    rates.observe(SourceKind.PEER, 100, 100.0)
+    assert rates.expected(SourceKind.PEER, 100)[0] == pytest.approx(100.0)
+    assert rates.expected(SourceKind.PEER, 1000) == (5000.0, 0.0)
+
+
 def test_batch_when_kinds_came_together_then_each_is_given_its_expected_share():
     rates = MoveRates()
     for _ in range(5):
@@ -66,3 +81,35 @@ def test_batch_when_nothing_was_moved_then_nothing_is_learnt():
     rates.observe_batch({}, 5.0)
     rates.observe_batch({SourceKind.PEER: 0}, 5.0)
     assert rates.as_dict() == {}
+
+
+per_token_us = st.floats(0.01, 1000.0)
+several = st.integers(1, 1 << 20)
+
+
+def divided_wrongly(peer_tokens, store_tokens, peer_us, store_us):
+    rates = MoveRates()
+    for _ in range(8):
+        rates.observe(SourceKind.PEER, peer_tokens, peer_tokens * peer_us)
+        rates.observe(SourceKind.STORE, store_tokens, store_tokens * store_us)
+    return rates
+
+
+@given(several, several, st.tuples(per_token_us, per_token_us, per_token_us, per_token_us))
+def test_batch_when_kinds_only_come_together_then_what_they_take_together_is_learnt(peers, stored, us):
+    rates = divided_wrongly(peers, stored, us[0], us[1])
+    took_us = peers * us[2] + stored * us[3]
+    for _ in range(200):
+        rates.observe_batch({SourceKind.PEER: peers, SourceKind.STORE: stored}, took_us)
+    expected_us = rates.expected(SourceKind.PEER, peers)[0] + rates.expected(SourceKind.STORE, stored)[0]
+    assert expected_us == pytest.approx(took_us, rel=1e-3)
+
+
+@pytest.mark.parametrize("off", [0.1, 10.0])
+def test_batch_when_one_kind_also_comes_alone_then_a_wrong_division_heals(off):
+    rates = divided_wrongly(1024, 1024, 1.0, 5.0 * off)
+    for _ in range(200):
+        rates.observe_batch({SourceKind.PEER: 1024}, 1024.0)
+        rates.observe_batch({SourceKind.PEER: 1024, SourceKind.STORE: 1024}, 6 * 1024.0)
+    assert rates.expected(SourceKind.PEER, 1024)[0] == pytest.approx(1024.0, rel=0.02)
+    assert rates.expected(SourceKind.STORE, 1024)[0] == pytest.approx(5 * 1024.0, rel=0.02)

@@ -147,9 +147,31 @@ def test_plan_when_a_slow_source_has_become_fast_then_a_trial_finds_out():
     assert plan.num_pages == 50, "the last decisions move again"
 
 
-def test_plan_when_a_source_is_hopeless_then_no_trial_is_made():
-    ours = planner(rates_of(STORE=1000.0), min_pages=50)
-    assert all(ours.decide(f"r{number}", tail((STORE, 50))).num_pages == 0 for number in range(200))
+@pytest.mark.parametrize("num_slow", [1, 20])
+@pytest.mark.parametrize("kind", [PEER, STORE])
+def test_plan_when_long_moves_were_slow_for_a_while_then_as_much_is_moved_again(kind, num_slow):
+    """Shorter moves, which were not measured then, would take their place for ever."""
+    rates = rates_of(**{kind.name: 10.0})
+    ours, found = planner(rates), tail((kind, 256))
+    usual = planner(rates).decide_read("r", found).num_pages
+    plans = []
+    for number in range(800):
+        plan = ours.decide_read(f"r{number}", found)
+        plans.append(plan)
+        if plan.num_pages:
+            per_token_us = 1000.0 if number < num_slow else 10.0
+            rates.observe(kind, plan.num_pages * PAGE, plan.num_pages * PAGE * per_token_us)
+    assert min(plan.num_pages for plan in plans) <= 0.6 * usual
+    assert plans[-1].num_pages == usual
+
+
+@pytest.mark.parametrize("min_pages", [1, 50])
+def test_plan_when_a_source_is_hopeless_then_all_trials_together_cost_a_64th_of_computing(min_pages):
+    ours = planner(rates_of(STORE=1000.0), min_pages=min_pages)
+    plans = [ours.decide(f"r{number}", tail((STORE, 50))) for number in range(3000)]
+    trials = [plan for plan in plans if plan.reason is PlanReason.TRIAL]
+    assert 1 <= len(trials) <= 6, "of 20 times what computing takes"
+    assert all(plan.num_pages == 0 for plan in plans if plan.reason is not PlanReason.TRIAL)
 
 
 kinds = st.sampled_from([PEER, HOST, STORE])

@@ -96,10 +96,10 @@ def test_pages_when_a_model_keeps_nothing_beside_them_then_nothing_is_refused():
 
 
 def test_states_when_sglang_keeps_none_for_such_pages_then_its_reason_is_told():
-    line = kept_states_refusal("no_buffer only supports page_size=1.")
+    line = kept_states_refusal("no_buffer only supports page_size=1.", ("extra_buffer",))
     assert "no_buffer only supports page_size=1." in line and "--mamba-radix-cache-strategy" in line
 
 
 def test_states_when_the_model_has_no_strategy_that_keeps_them_then_none_is_the_way_out():
-    line = kept_states_refusal("extra_buffer is not supported for Lfm2MoeForCausalLM; use no_buffer.")
+    line = kept_states_refusal("no_buffer only supports page_size=1.", ())
     assert "--banyan-share off" in line and "--mamba-radix-cache-strategy" not in line

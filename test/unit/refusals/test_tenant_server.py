@@ -13,7 +13,7 @@ def test_server_when_it_can_keep_tenants_apart_then_no_line():
     [
         (TenantFacts(shares=False), "--banyan-share off", "--banyan-share index"),
         (TenantFacts(is_embedding=True), "--is-embedding", "a server of its own"),
-        (TenantFacts(speaks_grpc=True), "--smg-grpc-mode", "serve HTTP"),
+        (TenantFacts(speaks_grpc=True), "--grpc-port", "serve HTTP"),
     ],
 )
 def test_server_when_it_cannot_then_one_line_with_the_flags_and_the_way_out(facts, flag, way_out):

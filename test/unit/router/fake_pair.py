@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from test.unit.router.fake_server import FakeServer
 
 TRANSFER_FAILED = "Decode transfer failed"
+REFUSED = "not here"
 
 
 class Rooms:
@@ -67,7 +68,10 @@ class FakePrefill(FakeServer):
 
 
 class FakeDecode(FakeServer):
-    """Answers when its room was handed over; says that it failed when it was not."""
+    """Answers when its room was handed over; says that it failed when it was not. ``refuses``: a status that it answers
+    at once instead, in a stream by its first event."""
+
+    refuses = 0
 
     def __init__(self, name, rooms, **more):
         super().__init__(name, mode="decode", **more)
@@ -78,6 +82,9 @@ class FakeDecode(FakeServer):
         if body.get("stream"):
             self.seen.append((body, dict(request.headers)))
             return StreamingResponse(self.stream(body), media_type="text/event-stream")
+        if self.refuses:
+            self.seen.append((body, dict(request.headers)))
+            return JSONResponse({"detail": REFUSED}, self.refuses)
         self.num_running += 1
         try:
             outcome = await unless_gone(request, self.rooms.outcome(body["bootstrap_room"]))
@@ -91,10 +98,18 @@ class FakeDecode(FakeServer):
         return await super().generate(request)
 
     async def stream(self, body):
-        if await self.rooms.outcome(body["bootstrap_room"]):
+        if self.refuses:
+            yield aborted(REFUSED, self.refuses)
+        elif await self.rooms.outcome(body["bootstrap_room"]):
             async for piece in self.pieces():
                 yield piece
             return
-        reason = {"type": "abort", "message": TRANSFER_FAILED, "status_code": 500}
-        yield f"data: {json.dumps({'text': '', 'meta_info': {'finish_reason': reason}})}\n\n".encode()
+        else:
+            yield aborted(TRANSFER_FAILED, 500)
         yield b"data: [DONE]\n\n"
+
+
+def aborted(message, status):
+    """An event of a stream."""
+    reason = {"type": "abort", "message": message, "status_code": status}
+    return f"data: {json.dumps({'text': '', 'meta_info': {'finish_reason': reason}})}\n\n".encode()

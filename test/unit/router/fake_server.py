@@ -101,6 +101,7 @@ class FakeServer(Served):
         self.tokenises = asyncio.Event()
         self.tokenises.set()
         self.num_tokenising = self.num_tokenised = 0
+        self.asked_with = {}
         self.banyan_state = {}
         self.more_info = {}
         self.reads = {}
@@ -222,6 +223,7 @@ class FakeServer(Served):
 
     async def tokenize(self, request):
         fields = json.loads(await request.body())
+        self.asked_with = dict(request.headers)
         self.num_tokenising += 1
         self.num_tokenised += 1
         await self.tokenises.wait()

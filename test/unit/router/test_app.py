@@ -13,6 +13,7 @@ from test.unit.router.fake_server import BLOCK_TOKENS, FakeServer, running, unti
 
 from banyan.router.blocks import ARENA, STORE, block_ids, pack
 from banyan.router.events import AllBlocksCleared, BlockRemoved, BlockStored
+from banyan.router.health import State
 from banyan.routing.headers import READ_HEADER, SOURCE_HEADER
 
 PROMPT = "a prompt of some length, long enough for pages"
@@ -32,6 +33,26 @@ def test_request_when_forwarded_then_body_and_headers_arrive_as_they_were(path):
                 assert (await response.json())["path"] == path
             body, seen = rig.servers[0].seen[0]
             assert body == raw and seen["authorization"] == "Bearer key"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/v1/messages", "text/event-stream"), ("/v1/messages", "text/plain"), ("/close_session", "text/plain")],
+)
+@pytest.mark.parametrize("name", ["caf\xe9", "caf\xc3\xa9", "\xe2\x86\x92"])
+def test_headers_when_they_have_more_than_ascii_then_both_sides_get_the_bytes_that_were_sent(path, kind, name):
+    async def scenario():
+        server = FakeServer(name)
+        server.says = {path: (200, kind, b"data: x\n\n")}
+        async with running([server]) as rig:
+            asked = {"x-session-id": "caf\xe9 \u2192", "authorization": "Bearer \xe9"}
+            async with rig.client.post(f"{rig.served.url}{path}", json={}, headers=asked) as response:
+                assert response.headers["x-said-by"].encode(errors="surrogateescape") == name.encode("latin-1")
+            (_, seen), *_ = server.seen
+            assert {header: seen[header].encode("latin-1").decode() for header in asked} == asked
+            rig.assert_idle()
 
     asyncio.run(scenario())
 
@@ -213,6 +234,17 @@ def test_load_when_a_server_does_not_tell_it_then_the_routers_own_books_do():
             a.gate.set()
             b.gate.set()
             await asyncio.gather(*asked)
+
+    asyncio.run(scenario())
+
+
+def test_request_when_a_server_tells_loads_beyond_all_bounds_then_another_answers_it():
+    async def scenario():
+        a, b = FakeServer("a"), FakeServer("b")
+        a.reads = {"num_waiting_uncached_tokens": 10**300, "num_total_tokens": 10**400}
+        async with running([a, b], is_up=False, policy="lmetric") as rig:
+            await until(lambda: rig.state(1) is State.UP and "loads" in rig.router.fleet.servers[0].health.last_error)
+            assert json.loads((await rig.ask(text="hi"))[2])["text"] == "b"
 
     asyncio.run(scenario())
 

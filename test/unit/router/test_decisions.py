@@ -60,6 +60,26 @@ def test_loads_when_the_servers_clock_is_off_then_only_their_age_counts():
     assert (both.taken_s, both.num_running, both.free_tokens) == (7.0, 3, 1600)
 
 
+HUGE = 10**400
+
+
+def test_description_when_its_numbers_are_larger_than_any_servers_then_it_is_not_sglangs():
+    with pytest.raises(ValueError, match="server_info"):
+        Description.read({"dp_size": 1, "kv_events": EVENTS | {"dp_size": 1, "block_size": 1 << 70}}, URL)
+
+
+@pytest.mark.parametrize("name", ["num_total_tokens", "num_waiting_uncached_tokens", "total_prefill_uncached_tokens"])
+def test_loads_when_a_number_is_larger_than_any_servers_then_they_are_not_sglangs(name):
+    with pytest.raises(ValueError, match="v1/loads"):
+        read_loads({"timestamp": "2026-01-01T00:00:00Z", "loads": [load(0, 0.0, **{name: HUGE})]}, asked_s=7.0)
+
+
+@pytest.mark.parametrize("rate", [1e308, -1.0, 0, None])
+def test_loads_when_the_rate_of_reads_is_none_then_it_is_not_known(rate):
+    answer = {"timestamp": "2026-01-01T00:00:00Z", "loads": [load(0, 0.0, read_tokens_per_s=rate)]}
+    assert read_loads(answer, asked_s=7.0)[0].read_tokens_per_s is None
+
+
 def test_health_when_probes_fail_in_a_row_then_down_and_only_then():
     health = Health(3)
     assert health.state is State.STARTING and not health.failed(Probe.LOAD, "x")

@@ -24,6 +24,12 @@ def test_batch_when_an_event_is_unknown_then_an_error_and_no_guess():
         read_batch(msgspec.msgpack.encode([1.0, [{"type": "BlockMoved", "block_hashes": [1]}], 0]))
 
 
+@pytest.mark.parametrize("ts", [float("inf"), float("nan")])
+def test_batch_when_its_time_is_none_then_an_error_for_no_restart_could_be_told_after_it(ts):
+    with pytest.raises(msgspec.DecodeError, match="time"):
+        read_batch(msgspec.msgpack.encode(EventBatch(ts, [])))
+
+
 def test_feed_when_batches_come_in_order_then_nothing_is_missing():
     feed = EventFeed()
     for seq, event in enumerate((BlockStored([1, 2]), BlockRemoved([2]), BlockStored([3]))):

@@ -145,6 +145,16 @@ def test_place_when_all_are_full_then_none_until_one_is_released_once():
     assert made.take(PROMPT) is not None and made.take(PROMPT) is None
 
 
+def test_place_when_a_rank_has_not_told_its_load_yet_then_it_is_sent_requests_as_any_other():
+    servers = [Server("http://s0", Health(3))]
+    made = Fleet(servers, Dispatcher(0, POLICIES["lmetric"]()), max_in_flight=2, clock=lambda: 100.0)
+    made.described(servers[0], told(2, block_tokens=0))
+    made.reported(servers[0], {0: LoadReport(taken_s=1.0)}, 1.0)
+    servers[0].health.came_up()
+    places = [made.take(PROMPT) for _ in range(5)]
+    assert sorted(place.target.rank for place in places[:4]) == [0, 0, 1, 1] and places[4] is None
+
+
 def test_place_when_a_server_was_tried_then_another_unless_there_is_none():
     made = fleet(Description(), Description(), policy="round_robin")
     assert {made.take(PROMPT, {"http://s0"}).target.number for _ in range(3)} == {1}

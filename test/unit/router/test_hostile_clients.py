@@ -184,7 +184,18 @@ def test_router_when_it_is_served_then_its_connections_are_bounded_and_no_header
     monkeypatch.setattr(run.uvicorn.Server, "run", lambda self: served.append(self.config))
     run.serve(Settings(servers=("http://127.0.0.1:1",)))
     (config,) = served
-    assert config.http is Bounded and config.proxy_headers is False
+    assert issubclass(config.http, Bounded) and config.proxy_headers is False
+
+
+@pytest.mark.parametrize("limits", [(1024, 4096), (4096, 4096)])
+def test_connections_when_requests_go_to_several_servers_then_there_are_descriptors_for_each(limits, monkeypatch):
+    now = [limits]
+    monkeypatch.setattr("resource.getrlimit", lambda what: now[-1])
+    monkeypatch.setattr("resource.setrlimit", lambda what, wanted: now.append(wanted))
+    monkeypatch.setattr(run.uvicorn.Server, "run", lambda self: now.append(self.config.http.max_connections))
+    run.serve(Settings(prefills=("http://127.0.0.1:1",), decodes=("http://127.0.0.1:2", "http://127.0.0.1:3")))
+    most = now.pop()
+    assert now[-1] == (4096, 4096) and 3000 < 4 * most < 4096
 
 
 HOSTILE = [

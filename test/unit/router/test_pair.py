@@ -7,13 +7,15 @@ import asyncio
 import json
 
 import pytest
-from test.unit.router.fake_pair import FakeDecode, FakePrefill, Rooms
+from test.unit.router.fake_pair import REFUSED, FakeDecode, FakePrefill, Rooms
 from test.unit.router.fake_server import BLOCK_TOKENS, BOOTSTRAP_PORT, FakeServer, running, until
 
 from banyan.core import LOAD_FAILED
+from banyan.router.asked_prompt import Asked
 from banyan.router.blocks import ARENA, STORE, block_ids, pack
 from banyan.router.events import BlockStored
 from banyan.router.health import State
+from banyan.router.prompt import Request
 from banyan.router.settings import Settings
 from banyan.routing.headers import PLAN_HEADER, READ_HEADER, SOURCE_HEADER
 
@@ -180,6 +182,73 @@ def test_request_when_the_prefill_server_stays_broken_then_the_client_gets_its_r
             status, _, body = await rig.ask(text="hi")
             assert status == 503 and LOAD_FAILED in body.decode()
             assert len(p.seen) == 2
+            rig.assert_idle()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("status", "stream"), [(429, False), (503, False), (503, True)])
+def test_request_when_a_decode_server_is_full_then_another_one_answers_and_no_prefill_server_is_blamed(status, stream):
+    async def scenario():
+        (p,), decodes = pair(num_decodes=2)
+        for d in decodes:
+            d.refuses = status
+        p.hands_over.clear()
+        async with running([p, *decodes]) as rig:
+            asked = asyncio.create_task(rig.ask(text="hi", stream=stream))
+            full, other = await chosen(decodes)
+            other.refuses = 0
+            await until(lambda: len(p.seen) == 2)
+            p.hands_over.set()
+            assert (await asked)[0] == 200
+            assert [len(server.seen) for server in (p, full, other)] == [2, 1, 1]
+            await until(lambda: not under_way(rig))
+            rig.assert_idle()
+
+    asyncio.run(scenario())
+
+
+def test_request_when_every_decode_server_is_full_then_its_answer_is_passed_on():
+    async def scenario():
+        (p,), (full,) = pair()
+        full.refuses = 503
+        p.hands_over.clear()
+        async with running([p, full]) as rig:
+            status, headers, body = await rig.ask(text="hi")
+            p.hands_over.set()
+            assert (status, json.loads(body)["detail"]) == (503, REFUSED) and "retry-after" in headers
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_request_when_only_the_decode_server_refuses_it_then_the_prefill_server_does_not_wait(stream, monkeypatch):
+    monkeypatch.setattr("banyan.router.pair.LEFT_S", 0.01)
+
+    async def scenario():
+        (p,), (d,) = pair()
+        d.refuses = 400
+        p.hands_over.clear()
+        async with running([p, d]) as rig:
+            status, _, body = await rig.ask(text="hi", stream=stream)
+            assert status == (200 if stream else 400) and REFUSED in body.decode()
+            await until(lambda: p.seen and not under_way(rig))
+            p.hands_over.set()
+            rig.assert_idle()
+
+    asyncio.run(scenario())
+
+
+def test_requests_when_the_decode_server_that_has_what_they_follow_is_full_then_they_wait_for_it():
+    async def scenario():
+        (p,), (home, other) = pair(num_decodes=2)
+        async with running([p, home, other], max_in_flight=1) as rig:
+            forwarder = rig.router.forwarder
+            asked = Asked(Request(text=b"hi", follows="resp_1"), held_at=home.url)
+            place = forwarder._take(asked, ())
+            rig.router.fleet.release(place.beside)
+            assert place.target.server.url == home.url and forwarder._take(asked, ()) is None
+            forwarder._release(place)
             rig.assert_idle()
 
     asyncio.run(scenario())

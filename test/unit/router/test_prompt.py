@@ -45,6 +45,13 @@ def test_chat_when_it_grows_then_its_text_grows_at_the_end():
     assert "stream" not in long.tokenize and long.tokenize["messages"] == messages
 
 
+def test_chat_when_its_client_writes_a_question_into_it_then_the_router_does_not_ask_that_in_its_own_name():
+    other = {"previous_response_id": "resp_of_somebody", "input": "x"}
+    messages = [{"role": "user", "content": "hi"}]
+    asked = ask(CHAT_COMPLETIONS, messages=messages, banyan_path="/v1/responses", banyan_request=other)
+    assert asked.tokenize == {"messages": messages}
+
+
 def test_chat_when_tools_differ_then_its_text_does_from_the_start():
     messages = [{"role": "user", "content": "a"}]
     with_tools = ask(CHAT_COMPLETIONS, messages=messages, tools=[{"type": "function"}])

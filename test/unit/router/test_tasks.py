@@ -67,3 +67,21 @@ def test_server_when_it_says_what_no_server_says_then_it_stays_down_and_the_prob
             assert b"tasks_ended_total{" not in (await rig.get("/metrics"))[1]
 
     asyncio.run(scenario())
+
+
+def test_feed_when_a_batch_has_a_number_below_zero_then_it_is_passed_over_and_no_fault_ends_it():
+    async def scenario():
+        server = FakeServer("a", events=True)
+        publisher = server.publishers[0]
+        async with running([server]) as rig:
+            feed = rig.router.fleet.servers[0].feeds[0]
+            await publisher.send(BlockStored([1]))
+            await until(lambda: len(feed.blocks) == 1)
+            below = (-5).to_bytes(8, "big", signed=True)
+            await publisher._pub.send_multipart((b"", below, publisher.sent[0]))
+            await until(lambda: feed.next_seq is None)
+            await publisher.send(BlockStored([2]))
+            await until(lambda: len(feed.blocks) == 2)
+            assert b"banyan_router_tasks_ended_total{" not in (await rig.get("/metrics"))[1]
+
+    asyncio.run(scenario())

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import hashlib
 import json
@@ -14,9 +15,10 @@ from test.unit.router.fake_server import BLOCK_TOKENS, FakeServer, running, unti
 from banyan.router import tenant_rules
 from banyan.router.blocks import block_ids, pack
 from banyan.router.events import BlockStored
-from banyan.router.settings import Settings
+from banyan.router.settings import Settings, add_flags, take_flags
 from banyan.router.tenants import MOST_FILE_BYTES, Keys, Tenants
-from banyan.routing.headers import SOURCE_HEADER, TENANT_HEADER
+from banyan.routing.headers import SOURCE_HEADER, TENANT_HEADER, TENANT_NAME_HEADER
+from banyan.routing.question import question
 from banyan.routing.tenant_secret import TenantSecret, salted
 
 SECRET = b"a secret of routers and servers"
@@ -85,6 +87,8 @@ async def ask(rig, headers, path="/generate", **fields):
         (f"[acme]\nkeys = [{digest('a')}]\ncommon = [1]", "common: a list of names"),
         (f'["no name"]\nkeys = [{digest("a")}]', "letters, digits"),
         ("acme = 1", "no table"),
+        (f"[acme]\nkeys = [{digest('')}]", "an empty key"),
+        pytest.param("acme = " + "[" * 100_000, "too deep", id="deep"),
         (f"[a]\nkeys = [{digest('a')}]\n[b]\nkeys = [{digest('a')}]", "a key of a as well"),
     ],
 )
@@ -115,6 +119,27 @@ def test_key_when_it_is_a_tenants_then_that_is_found_and_its_digest_is_no_key():
     keys = Keys.parse(FILE)
     assert [keys.tenant(key).name for key in ("a1", "a2", "u1")] == ["acme", "acme", "umbrella"]
     assert keys.tenant(hashlib.sha256(b"a1").hexdigest()) is None and keys.tenant("") is None
+
+
+def test_key_when_it_has_more_than_ascii_then_it_is_the_bytes_that_the_client_sends(path):
+    write(path, FILE.replace(digest("u1"), digest("schlüssel")))
+
+    async def scenario():
+        async with serving([server("a")], path) as rig:
+            assert (await ask(rig, bearer("schlüssel"), text="hi"))[0] == 200
+            assert (await ask(rig, bearer("Schlüssel"), text="hi"))[0] == 401
+
+    asyncio.run(scenario())
+
+
+def test_operator_when_the_servers_have_no_key_then_an_empty_one_opens_nothing(path):
+    for headers in ({"authorization": "Basic x"}, {"x-api-key": ""}, {}):
+        assert not Tenants(path, SECRET, "").is_operator(headers)
+        assert not Tenants(path, SECRET, None).is_operator(headers)
+
+
+def test_secret_when_it_is_shown_then_nothing_of_it_is_seen():
+    assert "secret of" not in repr(SAID_WITH)
 
 
 def test_file_when_it_changes_then_it_counts_and_a_wrong_one_does_not(path):
@@ -154,7 +179,15 @@ def test_settings_when_a_flag_is_missing_then_the_line_names_both():
         ({"x-api-key": "u1"}, UMBRELLA),
         ({"x-api-key": "a1", **bearer("a2")}, ACME),
         ({**bearer("a1"), "x-banyan-common": "handbook"}, SAID_WITH.salt_of("common", "handbook")),
-        ({**bearer("a1"), TENANT_HEADER: SAID_WITH.word(UMBRELLA), SOURCE_HEADER: "b:1"}, ACME),
+        (
+            {
+                **bearer("a1"),
+                TENANT_HEADER: SAID_WITH.word(UMBRELLA),
+                TENANT_NAME_HEADER: "umbrella",
+                SOURCE_HEADER: "b:1",
+            },
+            ACME,
+        ),
     ],
 )
 @pytest.mark.parametrize("path_", ["/generate", "/v1/messages", "/v1/responses", "/api/chat", "/v1/score"])
@@ -166,6 +199,7 @@ def test_request_when_its_key_is_a_tenants_then_the_server_is_told_whose_it_is_a
             assert (await ask(rig, headers, path_, input="hi"))[0] == 200
             _, seen = rig.servers[0].seen[-1]
             assert SAID_WITH.heard(seen[TENANT_HEADER]) == salt
+            assert seen[TENANT_NAME_HEADER] == ("umbrella" if "u1" in headers.values() else "acme")
             assert seen["authorization"] == "Bearer the servers' own"
             assert not {"x-api-key", "x-banyan-common", SOURCE_HEADER} & seen.keys()
 
@@ -219,6 +253,22 @@ def test_response_when_another_tenant_names_it_then_404_and_its_own_finds_it(pat
                 async with rig.client.get(url, headers=bearer(key)) as found:
                     assert found.status == status
                 assert (await ask(rig, bearer(key), "/v1/responses/resp_1/cancel"))[0] == status
+
+    asyncio.run(scenario())
+
+
+def test_response_when_a_tenant_asks_for_the_tokens_of_what_follows_it_then_the_server_hears_no_router(path):
+    async def scenario():
+        async with serving([server("a", events=True)], path) as rig:
+            (one,) = rig.servers
+            one.says = response(1)
+            for body in ({"input": "hi"}, {"input": "more", "previous_response_id": "resp_1"}):
+                await ask(rig, bearer("a1"), "/v1/responses", **body)
+                assert SAID_WITH.is_routers(one.asked_with[TENANT_HEADER])
+            forged = {**bearer("u1"), TENANT_HEADER: SAID_WITH.routers_word}
+            await ask(rig, forged, "/tokenize", **question("/v1/responses", {"previous_response_id": "resp_1"}))
+            assert SAID_WITH.heard(one.asked_with[TENANT_HEADER]) == UMBRELLA
+            assert not SAID_WITH.is_routers(one.asked_with[TENANT_HEADER])
 
     asyncio.run(scenario())
 
@@ -310,11 +360,21 @@ def test_server_when_it_has_tenants_and_the_router_none_then_it_takes_no_request
     asyncio.run(scenario())
 
 
-def test_models_when_no_key_is_shown_then_refused(path):
+def test_models_when_no_key_is_shown_then_refused_and_counted(path):
     async def scenario():
         async with serving([server("a")], path) as rig:
             assert (await rig.get("/v1/models"))[0] == 401
+            assert b'banyan_router_refused_total{status="401"} 1.0' in (await rig.get("/metrics"))[1]
             async with rig.client.get(f"{rig.served.url}/v1/models", headers=bearer("a1")) as answer:
                 assert answer.status == 200
 
     asyncio.run(scenario())
+
+
+def test_flags_when_the_file_of_the_servers_key_is_empty_then_the_line_names_it(tmp_path):
+    empty = tmp_path / "key"
+    empty.write_text("\n")
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    with pytest.raises(ValueError, match=r"--api-key-file .*key: there is no key in it"):
+        take_flags(parser.parse_args(["--server", "http://a:1", "--api-key-file", str(empty)]))

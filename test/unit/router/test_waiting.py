@@ -34,3 +34,62 @@ def test_queue_when_prompts_are_cold_and_warm_then_all_are_placed_in_the_order_i
         assert placed == list(range(len(cold)))
 
     asyncio.run(scenario())
+
+
+def test_queue_when_one_waits_for_a_full_server_then_those_for_others_do_not_wait_behind_it():
+    async def scenario():
+        room = {"a": 0, "b": 1}
+
+        def take(servers):
+            server = next((one for one in servers if room[one]), None)
+            if server is not None:
+                room[server] -= 1
+            return server
+
+        queue = Admission(8, lambda place: None)
+
+        def enter(*servers):
+            home = servers[0] if len(servers) == 1 else None
+            return asyncio.ensure_future(queue.enter(lambda: take(servers), 60, home))
+
+        bound, free, behind = enter("a"), enter("a", "b"), enter("a")
+        last = enter("a", "b")
+        await asyncio.sleep(0)
+        assert await free == "b" and queue.num_waiting == 3
+        room["b"] += 1
+        queue.wake()
+        assert await last == "b" and not bound.done()
+        room["a"] += 1
+        queue.wake()
+        assert await bound == "a" and not behind.done()
+        room["a"] += 1
+        queue.wake()
+        assert await behind == "a" and queue.num_waiting == 0
+
+    asyncio.run(scenario())
+
+
+def test_queue_when_nobody_has_room_then_who_waits_for_one_server_is_passed_over_by_nobody_for_it():
+    async def scenario():
+        room, placed = [0], []
+
+        def take(number):
+            if not room[0]:
+                return None
+            room[0] -= 1
+            placed.append(number)
+            return number
+
+        queue = Admission(8, lambda place: None)
+        servers = ["a", None, "a", None]
+        entering = [
+            asyncio.ensure_future(queue.enter(lambda n=n: take(n), 60, server)) for n, server in enumerate(servers)
+        ]
+        await asyncio.sleep(0)
+        for _ in servers:
+            room[0] += 1
+            queue.wake()
+        await asyncio.gather(*entering)
+        assert placed == [0, 1, 2, 3]
+
+    asyncio.run(scenario())

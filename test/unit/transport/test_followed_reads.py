@@ -24,7 +24,7 @@ class Read:
 
     def __init__(self, rank, places, *, good_layers=NUM_LAYERS):
         self.rank, self.places, self.good_layers = rank, places, good_layers
-        self.layers_done, self.has_ended, self.waited = 0, False, False
+        self.layers_done, self.has_ended, self.is_late = 0, False, False
         for layer in range(good_layers):
             for place in places:
                 for extent in (2 * layer, 2 * layer + 1):
@@ -34,12 +34,6 @@ class Read:
 
     def offsets(self, positions):
         return array("q", [self.places[position] * FRAME_BYTES for position in positions]).tobytes()
-
-    def finish(self):
-        self.waited = True
-        while not self.has_ended:
-            self.rank.gpu.run_stream(HOST)
-        return []
 
 
 def put(rank, place, extent, data):
@@ -201,11 +195,31 @@ def test_read_when_it_ends_early_then_no_stream_hangs_and_the_batch_fails(time_p
 
 def test_start_copy_when_every_slot_is_taken_then_the_reads_are_waited_for(time_passes):
     node = Node(num_slots=0)
+    time_passes.append(node.gpu)
     reader, read = node.reader, Read(node.reader, [2])
     copy = reader.source.start_copy([], [(read, [0], frames(1))])
-    assert read.waited and "wait_flag" not in reader.driver.names() and copy.finish()
+    assert read.has_ended and "wait_flag" not in reader.driver.names() and copy.finish()
     node.gpu.run()
     assert [reader.get(1, extent) for extent in range(EXTENTS)] == [stored(2, extent) for extent in range(EXTENTS)]
+
+
+class Hung(Read):
+    """Its device has not answered, and never does."""
+
+    def __init__(self, rank, places):
+        self.places, self.layers_done, self.has_ended, self.is_late = places, 0, False, False
+        rank.gpu.enqueue(HOST, lambda: setattr(self, "is_late", True))
+
+    def finish(self):
+        raise AssertionError("waits for the device")
+
+
+def test_start_copy_when_every_slot_is_taken_and_a_read_is_late_then_its_device_is_not_waited_for(time_passes):
+    node = Node(num_slots=0)
+    time_passes.append(node.gpu)
+    reader, read = node.reader, Hung(node.reader, [2])
+    reader.source.start_copy([], [(read, [0], frames(1))])
+    assert read.is_late and not read.has_ended
 
 
 def test_start_copy_when_more_is_under_way_than_there_is_room_then_the_batch_fails_and_the_next_does_not(

@@ -325,7 +325,9 @@ class Borrower:
                 self._asking.heard(node)
                 if not self._is_wanted_of(node, number):
                     self._connections.send(node, Return(message.token))
-                elif self._begins(pull := self._wanted.pop(number).pull):
+                else:
+                    # It waits until a thread has it: there may be none.
+                    pull = self._wanted.pop(number).pull
                     carrying = self._executor.submit(self._carry, node, pull, message)
                     noticed(carrying, name="banyan-pull", feature="a pull from another node")
 
@@ -336,7 +338,9 @@ class Borrower:
     # ---- a thread of the executor ------------------------------------------------------------------------------
 
     def _carry(self, node: int, pull: Pull, remote_lease: RemoteLease) -> None:
-        ended = pull.carry(remote_lease, self._nodes[node].host, self._carrier)
+        ended = Ended.GIVEN_UP
+        if self._begins(pull):
+            ended = pull.carry(remote_lease, self._nodes[node].host, self._carrier)
         self._tell(partial(self._carried, node, remote_lease, ended))
 
     def _carried(self, node: int, remote_lease: RemoteLease, ended: Ended) -> None:

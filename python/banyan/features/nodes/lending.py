@@ -15,11 +15,14 @@ import threading
 from collections.abc import Callable
 
 from banyan.features.nodes.exported_arena import ExportedArena
+from banyan.features.nodes.limits import Allowance
+from banyan.features.nodes.path_probe import MOST_PROBES_AT_ONCE, PROBES_PER_S, ProbeBytes, ProbeLease
 from banyan.features.nodes.remote_leases import RemoteLeases
 from banyan.features.nodes.wire import (
     Answer,
     Ask,
     Borrow,
+    Probe,
     Refused,
     RemoteLease,
     Return,
@@ -41,6 +44,7 @@ class Lending:
         """Pages lent so far."""
         self.num_refused = 0
         self._lock = threading.Lock()
+        self._probes = Allowance(per_s=PROBES_PER_S, burst=MOST_PROBES_AT_ONCE, clock=clock)
         self._exported: ExportedArena | None = None
 
     def lend(self, exported: ExportedArena) -> None:
@@ -59,16 +63,26 @@ class Lending:
         exported = self._exported
         return exported is not None and exported.namespace == namespace
 
-    def answer(self, message: Ask | Borrow | Return, *, port: int, num_reserved: int = 0) -> ToBorrower | None:
+    def answer(self, message: Ask | Borrow | Return | Probe, *, port: int, num_reserved: int = 0) -> ToBorrower | None:
         """What to say to who sent ``message``, if anything; the bytes of a remote lease come from ``port``.
         ``num_reserved`` pages of room were kept for it."""
         if isinstance(message, Return):
             self.remote_leases.give_back(message.token)
             return None
+        if isinstance(message, Probe):
+            return self._probe(message, port)
         with self._lock:
             answer = self._answer(message, port, num_reserved)
         self.num_refused += isinstance(answer, Refused)
         return answer
+
+    def _probe(self, message: Probe, port: int) -> ToBorrower:
+        """Whether or not anything else is lent."""
+        with self._lock:
+            if not self._probes.take():
+                return Refused(message.number, "too many probes")
+        lent = self.remote_leases.lend(ProbeLease(), ProbeBytes(message.num_bytes))
+        return RemoteLease(message.number, lent.token, port, b"")
 
     def _answer(self, message: Ask | Borrow, port: int, num_reserved: int) -> ToBorrower:
         exported = self._exported

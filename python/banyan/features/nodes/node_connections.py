@@ -25,10 +25,18 @@ MOST_RECONNECT_MS = 10_000
 
 class NodeConnections:
     """One connection for each of ``nodes``, which are called by their places. ``connected`` is told, by the thread that
-    waits, when one has let this node in."""
+    waits, when one has let this node in, ``rejected`` when one has not."""
 
-    def __init__(self, nodes: Sequence[Address], keys: Keys, *, connected: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[Address],
+        keys: Keys,
+        *,
+        connected: Callable[[int], None],
+        rejected: Callable[[int], None] = lambda node: None,
+    ) -> None:
         self._connected = connected
+        self._rejected = rejected
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._context = zmq.Context()
         self._strangers = [
@@ -57,6 +65,7 @@ class NodeConnections:
                     self._connected(node)
                 else:
                     self._strangers[node].came()
+                    self._rejected(node)
         return [(node, socket.recv()) for node, socket in enumerate(self._sockets) if socket in ready]
 
     def send(self, node: int, message: ToPageServer) -> bool:

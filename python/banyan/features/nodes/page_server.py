@@ -118,7 +118,7 @@ class PageServer:
         try:
             self._socket.bind(self.address.endpoint)
         except zmq.ZMQError:
-            self._gate.stop()
+            _end(self._gate)
             raise
 
     @property
@@ -160,7 +160,7 @@ class PageServer:
             self._listen_on()
         finally:
             self._socket.disable_monitor()
-            self._gate.stop()
+            _end(self._gate)
             self._context.destroy(linger=0)
 
     def _off(self) -> None:
@@ -230,3 +230,11 @@ class PageServer:
         if not self._remote_prefetches.ask(RemotePrefetch(sender, wanted.number, unpack_keys(wanted.keys))):
             return Refused(wanted.number, "too much is being read")
         return Reading(wanted.number)
+
+
+def _end(gate: ThreadAuthenticator) -> None:
+    """Stop it. One whose thread has ended by a fault would wait for ever for room in a queue that nobody reads."""
+    if not gate.is_alive():
+        gate.pipe.close(linger=0)
+        gate.pipe = None  # type: ignore[assignment]
+    gate.stop()

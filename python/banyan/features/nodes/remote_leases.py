@@ -17,12 +17,25 @@ import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
-from banyan import _native
-from banyan.features.nodes.exported_arena import LeasedFrames
 from banyan.features.nodes.wire import TOKEN_BYTES
 
 TERM_S = 30.0
+
+
+class Held(Protocol):
+    """A lease: it holds ``num_pages`` until it is released, once."""
+
+    @property
+    def num_pages(self) -> int: ...
+    def release(self) -> None: ...
+
+
+class Layers(Protocol):
+    """The bytes of each layer, where they lie."""
+
+    def layer(self, layer: int, /) -> list[memoryview]: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -30,8 +43,8 @@ class Lent:
     """Pages that somebody may read. ``leased_frames`` is what they are read from."""
 
     token: bytes
-    lease: _native.Lease
-    leased_frames: LeasedFrames
+    lease: Held
+    leased_frames: Layers
     expires_s: float
 
 
@@ -71,7 +84,7 @@ class RemoteLeases:
         with self._lock:
             self._num_reserved -= num_pages
 
-    def lend(self, lease: _native.Lease, leased_frames: LeasedFrames) -> Lent:
+    def lend(self, lease: Held, leased_frames: Layers) -> Lent:
         """Take over ``lease``."""
         lent = Lent(secrets.token_bytes(TOKEN_BYTES), lease, leased_frames, self._clock() + TERM_S)
         with self._lock:

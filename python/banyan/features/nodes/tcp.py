@@ -11,18 +11,18 @@ acknowledgement waits for milliseconds beside a busy scheduler, with little unde
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
-from typing import Protocol
 
 from banyan.core import Address
 from banyan.features.nodes.callers import Callers
 from banyan.features.nodes.in_flight_limit import InFlightLimit
-from banyan.features.nodes.remote_leases import RemoteLeases
+from banyan.features.nodes.remote_leases import Layers, RemoteLeases
 from banyan.telemetry import start_thread
 
 logger = logging.getLogger("banyan")
@@ -33,6 +33,10 @@ STALL_S = 1.5
 LOOK_S = 0.25
 """How long one call waits. When it has moved a part of its bytes, it does not say how long ago the last of them was."""
 
+SLOW_S, LEAST_BYTES_PER_S = 10.0, 4 << 20
+"""A pull takes no longer than so many seconds beside what its bytes take at this rate: a forward may be waiting for it,
+and with that the whole rank, however steadily single bytes come."""
+
 IN_FLIGHT_BYTES = 512 << 10
 """More than a connection over a network of one site needs to be as fast as it can."""
 
@@ -42,32 +46,39 @@ MAX_VIEWS = 512
 """Pieces that one system call moves: below any kernel's limit."""
 
 
-class Layers(Protocol):
-    """Where the pages of a remote lease go, or lie."""
-
-    def layer(self, layer: int) -> list[memoryview]: ...
-
-
 class TcpCarrier:
-    """The reader's end: brings the bytes of a remote lease. ``dscp``: what both ends mark their packets with."""
+    """The reader's end: brings the bytes of a remote lease. ``dscp``: what both ends mark their packets with;
+    ``carried`` sees each connection that has brought all; ``slow_s``: `SLOW_S`, where nobody waits but a person."""
 
-    def __init__(self, dscp: int | None = None) -> None:
+    def __init__(
+        self,
+        dscp: int | None = None,
+        *,
+        carried: Callable[[socket.socket], None] = lambda connection: None,
+        slow_s: float = SLOW_S,
+    ) -> None:
         self._dscp = dscp
+        self._carried = carried
+        self._slow_s = slow_s
 
     def pull(self, source: Address, token: bytes, target: Layers, num_layers: int) -> Generator[int, None, None]:
         """Yield each layer when its bytes are in ``target``, in order. Nothing is written after the iterator was
         closed or has raised.
 
         Raises:
-            OSError: when the source is gone, silent, or ends early.
+            OSError: when the source is gone, silent or too slow, or ends early.
         """
+        until_s = time.monotonic() + self._slow_s
         with socket.create_connection((source.host, source.port), timeout=STALL_S) as connection:
             mark(connection, self._dscp)
             connection.sendall(token)
             wait_in_kernel(connection)
             for layer in range(num_layers):
-                _receive(connection, target.layer(layer))
+                views = target.layer(layer)
+                until_s += sum(map(len, views)) / LEAST_BYTES_PER_S
+                _receive(connection, views, until_s)
                 yield layer
+            self._carried(connection)
 
 
 def mark(connection: socket.socket, dscp: int | None) -> None:
@@ -90,29 +101,31 @@ def wait_in_kernel(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, look)
 
 
-def _receive(connection: socket.socket, views: list[memoryview]) -> None:
+def _receive(connection: socket.socket, views: list[memoryview], until_s: float) -> None:
     def move(batch: list[memoryview]) -> int:
         num_bytes = connection.recvmsg_into(batch, 0, socket.MSG_WAITALL)[0]
         if num_bytes == 0:
             raise ConnectionError("the source has ended early")
         return num_bytes
 
-    _move_all(views, move)
+    _move_all(views, move, until_s)
 
 
 def _send(connection: socket.socket, views: list[memoryview]) -> None:
     _move_all(views, connection.sendmsg)
 
 
-def _move_all(views: list[memoryview], move: Callable[[list[memoryview]], int]) -> None:
+def _move_all(views: list[memoryview], move: Callable[[list[memoryview]], int], until_s: float = math.inf) -> None:
     """Call ``move`` until all has passed.
 
     Raises:
-        OSError: when nothing passes for ``STALL_S``, or as ``move`` says.
+        OSError: when nothing passes for ``STALL_S``, when it is later than ``until_s``, or as ``move`` says.
     """
     for batch in _batches(views):
         moved_s = time.monotonic()
         while batch:
+            if time.monotonic() >= until_s:
+                raise TimeoutError("bytes pass too slowly to be waited for")
             try:
                 num_bytes = move(batch)
             except BlockingIOError:

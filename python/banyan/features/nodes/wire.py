@@ -2,7 +2,8 @@
 """What two nodes say to each other: the only place that knows the form of a message. Pure.
 
 A message is one typed msgpack value. A borrower sends `Ask`, `Read`, `Borrow` and `Return`; a page server answers
-`Answer`, `Reading`, `RemoteLease` or `Refused`. Whatever else arrives raises `Foreign`.
+`Answer`, `Reading`, `RemoteLease` or `Refused`. Who examines the path sends `Probe`, which is answered as `Borrow` is.
+Whatever else arrives raises `Foreign`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ MAX_PAGES = 4096
 """In one message: at 16 tokens a page, a prompt of 65,536 tokens."""
 
 MAX_REASON = 500
+
+MAX_PROBE_BYTES = 64 << 20
+"""As long as a fast path needs to be at its rate."""
 
 MAX_MESSAGE_BYTES = 8 << 20
 """The sums of `MAX_PAGES` pages of 256 layers."""
@@ -65,6 +69,13 @@ class Return(msgspec.Struct, tag="return", array_like=True, forbid_unknown_field
     token: bytes
 
 
+class Probe(msgspec.Struct, tag="probe", array_like=True, forbid_unknown_fields=True, frozen=True):
+    """Lend so many bytes that mean nothing: what does the path carry?"""
+
+    number: int
+    num_bytes: int
+
+
 class Answer(msgspec.Struct, tag="answer", array_like=True, forbid_unknown_fields=True, frozen=True):
     """``num_pages`` leading pages are there now. A hint."""
 
@@ -81,7 +92,7 @@ class Reading(msgspec.Struct, tag="reading", array_like=True, forbid_unknown_fie
 class RemoteLease(msgspec.Struct, tag="remote_lease", array_like=True, forbid_unknown_fields=True, frozen=True):
     """The pages stay where they are for a while: whoever shows ``token`` at ``port`` reads them.
 
-    ``sums``: the checksum of each page in each layer, layer by layer, as little-endian words.
+    ``sums``: the checksum of each page in each layer, layer by layer, as little-endian words; none for `Probe`.
     """
 
     number: int
@@ -97,7 +108,7 @@ class Refused(msgspec.Struct, tag="refused", array_like=True, forbid_unknown_fie
     reason: str
 
 
-ToPageServer = Ask | Read | Borrow | Return
+ToPageServer = Ask | Read | Borrow | Return | Probe
 ToBorrower = Answer | Reading | RemoteLease | Refused
 
 _encoder = msgspec.msgpack.Encoder()
@@ -117,6 +128,8 @@ def read_by_page_server(payload: bytes) -> ToPageServer:
     message = _decoded(_to_page_server, payload)
     if isinstance(message, Return):
         _check(len(message.token) == TOKEN_BYTES, "a token of another length")
+    elif isinstance(message, Probe):
+        _check(0 < message.num_bytes <= MAX_PROBE_BYTES, f"a probe of {message.num_bytes} bytes")
     else:
         _check(len(message.namespace) == NAMESPACE_BYTES, "a namespace of another length")
         _check(len(message.keys) % KEY_BYTES == 0, "a part of a key")

@@ -10,7 +10,7 @@ from banyan.features.pairs.launched import launched
 from banyan.features.pairs.orphans import Orphans
 from banyan.features.pairs.others import Others
 from banyan.features.pairs.pauses import Pauses
-from banyan.features.pairs.roles import Role, environment, notes
+from banyan.features.pairs.roles import Role, environment, notes, weights_refusal
 from banyan.features.pairs.take_back import State, TakeBack, TakeBacks, can_take_back
 
 PARTS = Parts(
@@ -39,4 +39,5 @@ __all__ = [
     "environment",
     "layers_of_regions",
     "notes",
+    "weights_refusal",
 ]

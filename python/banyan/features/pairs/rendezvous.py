@@ -49,27 +49,28 @@ def address(body: bytes, rendezvous: Rendezvous) -> bytes:
     return body[:end] + (b"," if inside else b"") + json.dumps(fields)[1:-1].encode() + body[end:]
 
 
-def has_broken(status: int, first: bytes, *, is_stream: bool) -> bool:
-    """Whether an answer says that the hand-over failed, or the server did, before the first token.
+def broken_with(status: int, first: bytes, *, is_stream: bool) -> int:
+    """The status with which an answer says that the hand-over failed, or the server did, before the first token; 0
+    where it does not.
 
     ``first``: the first events of a stream.
     """
     if not is_stream:
-        return status >= 500
+        return _servers_fault(status)
     event = first.partition(b"\n")[0]
     try:
         said = json.loads(event.removeprefix(b"data:"))
     except (ValueError, RecursionError):
-        return False
+        return 0
     if not isinstance(said, dict):
-        return False
+        return 0
     meta = said.get("meta_info")
     reason = meta.get("finish_reason") if isinstance(meta, dict) else None
     if isinstance(reason, dict) and reason.get("type") == "abort":
-        return _is_server_error(reason.get("status_code"))
+        return _servers_fault(reason.get("status_code"))
     error = said.get("error")
-    return isinstance(error, dict) and _is_server_error(error.get("code"))
+    return _servers_fault(error.get("code")) if isinstance(error, dict) else 0
 
 
-def _is_server_error(code: object) -> bool:
-    return isinstance(code, int) and code >= 500
+def _servers_fault(code: object) -> int:
+    return code if isinstance(code, int) and code >= 500 else 0

@@ -49,6 +49,15 @@ class Role(StrEnum):
         return self is Role.PREFILL
 
 
+def weights_refusal(prefill_server: str) -> str:
+    """The line for a hand-over between two servers that have loaded different weights."""
+    return (
+        f"the prefill server at {prefill_server} has loaded other weights than this decode server, which would keep "
+        "their pages as its own: start both with the same files, or this one without --banyan-store, "
+        "--banyan-keep-host-arena, --banyan-listen and --banyan-peers"
+    )
+
+
 def environment(
     role: Role, *, on_gpu: bool, dscp: int | None = None, ib_service_level: int | None = None
 ) -> Mapping[str, str]:

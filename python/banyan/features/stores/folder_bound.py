@@ -8,6 +8,7 @@ written since: each looks again after a sixty-fourth of the quota of its own.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from pathlib import Path
 LOOK_AGAIN = 64
 TARGET = 0.9
 """Of the quota: what is left when values had to go."""
+AHEAD_S = 3600.0
+"""So far another machine's clock may be ahead. A later time is of a clock that was wrong, and says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,9 @@ class FolderBound:
         return sum(entry.num_bytes for folder in self._folders for entry in entries_of(folder))
 
     def _cut(self, most_bytes: int) -> None:
-        entries = sorted((entry for folder in self._folders for entry in entries_of(folder)), key=lambda e: e.used_s)
+        latest_s = time.time() + AHEAD_S
+        entries = [entry for folder in self._folders for entry in entries_of(folder)]
+        entries.sort(key=lambda entry: entry.used_s if entry.used_s <= latest_s else 0.0)
         held_bytes = sum(entry.num_bytes for entry in entries)
         for entry in entries:
             if held_bytes <= most_bytes:

@@ -24,6 +24,7 @@ from time import monotonic
 
 from banyan._native import Feed, Read, SharedBytes
 from banyan.features.stores.asked_values import AskedValues, KeyedFound, name_of
+from banyan.features.stores.evictions import Evictions
 from banyan.features.stores.presence_cache import MAX_PRESENT, PresenceCache
 from banyan.features.stores.rate_limited_log import RateLimitedLog
 from banyan.features.stores.value_format import HeaderBuffer, ValueFormat, address_of
@@ -39,8 +40,6 @@ HEADERS_AT_ONCE = 256
 MAX_READS = 256
 BACKLOG_BYTES = 256 << 20
 STALL_S = 10.0
-EVICT_PAGES = 1024
-"""Removed by one call of a library."""
 COUNTED = (
     "written_pages",
     "written_bytes",
@@ -78,6 +77,7 @@ class KeyedStore:
         self._has_ended = False
         self._stall_s = stall_s
         self._watch = Watch(stall_s)
+        self._evictions = Evictions(values, stall_s)
         self._asked = AskedValues(values, self._presence, lambda error: self._failed("read_errors", error))
         self._executor = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="banyan-store-read")
         self._readers: SimpleQueue[PageReader] = SimpleQueue()
@@ -154,6 +154,7 @@ class KeyedStore:
         wanted = PageRead(
             namespace, keys, memory, base, places, layers_per_step, feed, lambda: namespace == presence.namespace
         )
+        self._watch.asked(feed)
         carrying = self._executor.submit(self._carry, wanted)
         noticed(carrying, name="banyan-store-read", feature="a read from the store")
         return read
@@ -243,25 +244,36 @@ class KeyedStore:
 
     def evict(self, num_pages: int) -> int:
         """Remove pages that this process has written, the latest first, as far as it remembers them."""
+        try:
+            return self._remove(num_pages)
+        except OSError as error:
+            self._failed("write_failures", error)
+            return 0
+
+    def _remove(self, num_pages: int) -> int:
         with self._lock:
             keys = list(itertools.islice(reversed(self._own), num_pages))
             for key in keys:
                 del self._own[key]
         self._presence.forget(keys)
-        names = [name_of(self._presence.namespace, key) for key in keys]
         try:
-            return sum(self._values.remove(names[at : at + EVICT_PAGES]) for at in range(0, len(names), EVICT_PAGES))
-        except Exception as error:  # noqa: BLE001 - whatever a library raises costs hits, and nothing else
-            self._failed("write_failures", error)
-            return 0
+            return self._evictions.remove([name_of(self._presence.namespace, key) for key in keys]) if keys else 0
+        except OSError:
+            # The next one has them to remove.
+            with self._lock:
+                self._own.update(dict.fromkeys(reversed(keys)))
+            raise
 
     def clear(self) -> int:
         """Fail what is queued, and remove the pages that this process has written, as far as it remembers them. Others
-        may do the same just now: what they hold has to be asked again."""
+        may do the same just now: what they hold has to be asked again.
+
+        Raises:
+            OSError: when the library refuses, or has not answered in time.
+        """
         self._writes.drop()
-        num_removed = self.evict(MAX_PRESENT)
         self._presence.clear()
-        return num_removed
+        return self._remove(MAX_PRESENT)
 
     def invalidate(self, namespace: bytes) -> None:
         self._presence.begin(namespace)

@@ -8,9 +8,9 @@ synced: what a power cut leaves of it does not verify, and is removed. Files tha
 from __future__ import annotations
 
 import errno
-import itertools
 import mmap
 import os
+import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -18,6 +18,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
+from uuid import uuid4
 
 from banyan.features.stores.folder_bound import FolderBound, entries_of
 from banyan.features.stores.values import Iovec, Transfer, Value
@@ -174,7 +175,6 @@ class NixlFiles:
         self._value_bytes = value_bytes
         self._flags = os.O_DIRECT if is_aligned and all(map(_is_direct, self._folders)) else 0
         self._bound = FolderBound(self._folders, quota_bytes=quota_bytes, floor_bytes=floor_bytes)
-        self._numbers = itertools.count()
         self._iovecs: list[Iovec] = []
         self._lanes: SimpleQueue[_Lane] = SimpleQueue()
         for number in range(NUM_LANES):
@@ -211,7 +211,8 @@ class NixlFiles:
         if not self._bound.make_room(len(values) * self._value_bytes):
             raise OSError(f"no room in {self._folders[0].parent}: a part of the quota, or the last free bytes")
         paths = [self._path(value.name) for value in values]
-        drafts = [path.with_name(f"{path.name}.{os.getpid()}-{next(self._numbers)}") for path in paths]
+        # Not by the process's number: servers in containers may all have the same.
+        drafts = [path.with_name(f"{path.name}.{uuid4().hex}") for path in paths]
         try:
             has_come = self._write_drafts(drafts, values)
             for draft, path, is_whole in zip(drafts, paths, has_come, strict=True):
@@ -251,7 +252,7 @@ class NixlFiles:
     def reading(self, names: Sequence[str]) -> Iterator[_Reading]:
         paths, descriptors = [self._path(name) for name in names], {}
         try:
-            for number, path in enumerate(paths):
+            for number, path in enumerate(paths[: _most_open()]):
                 # Somebody else's file is none of ours, and not ours to remove.
                 with suppress(FileNotFoundError, PermissionError):
                     descriptors[number] = self._open(path)
@@ -300,6 +301,13 @@ def survey(folders: Sequence[str]) -> dict[str, int]:
     sizes = [entry.num_bytes for root in roots for entry in entries_of(str(root))]
     namespaces = {folder.name for root in roots for folder in root.iterdir()}
     return {"num_records": len(sizes), "used_bytes": sum(sizes), "num_namespaces": len(namespaces)}
+
+
+def _most_open() -> int:
+    """Files that one read opens, two of which may be under way: a process without a descriptor left can do nothing
+    else. Pages behind those are computed."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else max(1, soft // 4)
 
 
 def _is_direct(folder: Path) -> bool:

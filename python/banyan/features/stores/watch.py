@@ -3,12 +3,15 @@
 
 The frames stay lent until the library comes back, for it may still write to them. A watch that ends before its time
 says so, and counts as a stall for good: nobody would be let go any more.
+
+A read whose turn has not come is late with the first that is: those that hang may have all the threads that read.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from math import inf
 
 from banyan._native import Feed
 from banyan.telemetry import start_thread
@@ -20,7 +23,7 @@ class Watch:
     def __init__(self, stall_s: float) -> None:
         self._stall_s = stall_s
         self._changed = threading.Condition()
-        self._since_s: dict[Feed, float] = {}
+        self._since_s: dict[Feed, float] = {}  # inf: its turn has not come
         self._late: set[Feed] = set()
         self._has_ended = False
         self._is_off = False
@@ -33,6 +36,15 @@ class Watch:
     def is_stalled(self) -> bool:
         """Whether a read that was late has still not ended, or would not be seen to be late."""
         return self._is_off or bool(self._late)
+
+    def asked(self, feed: Feed) -> None:
+        """It waits for its turn."""
+        with self._changed:
+            self._since_s[feed] = inf
+            if self._late:
+                self._late.add(feed)
+            if self.is_stalled:
+                feed.be_late()
 
     def begins(self, feed: Feed) -> None:
         with self._changed:
@@ -57,13 +69,16 @@ class Watch:
             self._has_ended = True
             self._changed.notify()
         self._thread.join()
+        # Those whose turn does not come any more end when nobody has them.
+        self._since_s.clear()
+        self._late.clear()
 
     def _run(self) -> None:
         with self._changed:
             while not self._has_ended:
-                waiting = [since_s for feed, since_s in self._since_s.items() if feed not in self._late]
+                begun = [since_s for feed, since_s in self._since_s.items() if feed not in self._late and since_s < inf]
                 now_s = time.monotonic()
-                self._changed.wait(min(waiting) + self._stall_s - now_s if waiting else None)
+                self._changed.wait(min(begun) + self._stall_s - now_s if begun else None)
                 self._look()
 
     def _off(self) -> None:
@@ -80,3 +95,7 @@ class Watch:
                 self._late.add(feed)
                 self.num_stalls += 1
                 feed.be_late()
+        behind = {feed for feed, since_s in self._since_s.items() if since_s == inf} if self._late else set()
+        for feed in behind - self._late:
+            self._late.add(feed)
+            feed.be_late()

@@ -8,17 +8,18 @@ Invariants
   1. Nothing is kept beyond its time: ``expire`` is called all the time.
   2. A pin that was granted stays until its time is over or it is released. What is retained makes room for pins, and
      for what is retained later, the oldest first.
-  3. A tenant keeps at most its share of the pages; all tenants together ``MOST_TOLD_SHARE`` of them, in at most
-     ``MOST_PREFIXES`` prefixes.
+  3. A tenant keeps at most its share of the pages, and its share of ``MOST_PREFIXES`` prefixes that have
+     ``MOST_KEYS`` keys; all tenants together ``MOST_TOLD_SHARE`` of the pages, and all of the others.
   4. In the pool a prefix is kept whole or not at all, as far as the share of the pool goes.
 
 A prefix: kept -> (told again) kept -> let go: released, expired, its session closed, displaced, or part of a longer one
-of the same tenant that is kept at least as firmly and as long.
+of the same tenant that is kept at least as firmly, as near and as long.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,14 @@ MOST_PREFIXES = 4096
 MOST_PAGES = 1 << 18
 """For all tenants: their keys take some 100 MB."""
 
+MOST_KEYS = 1 << 20
+"""Of all prefixes, each with its own: pages count once, and the keys of a beginning are there in every prompt that has
+it. Some 100 MB, too."""
+
+
+MOST_LATEST_PINS = 64
+"""Each HTTP worker tells one at a time, and takes it back before it tells the next."""
+
 
 class Refused(ValueError):
     """What is not kept: one line."""
@@ -36,13 +45,15 @@ class Refused(ValueError):
 
 @dataclass(slots=True, eq=False)
 class Prefix:
-    """``keys``: of its pages. ``is_pin``: it does not make room."""
+    """``tenant``: who pays for it. ``keys``: of its pages. ``is_pin``: it does not make room. ``space``: what its keys
+    begin with; a tenant may have several."""
 
     tenant: str
     keys: Sequence[str]
     is_pin: bool
     expires_s: float
     session: str | None
+    space: str = ""
     is_in_pool: bool = False
 
 
@@ -73,7 +84,10 @@ class Told:
         self._changed = changed
         self._clock = clock
         self._prefixes: dict[tuple[str, str], Prefix] = {}  # the oldest first
+        self._num_prefixes: Counter[str] = Counter()
+        self._num_keys: Counter[str] = Counter()
         self._next_s = math.inf
+        self._latest_pins: dict[tuple[str, str], tuple[Prefix, list[Prefix]]] = {}
         self.num_refused = 0
 
     def __iter__(self) -> Iterator[Prefix]:
@@ -92,13 +106,22 @@ class Told:
         """Of these, those that the pool keeps."""
         return self._pool.num_kept
 
-    def pin(self, tenant: str, keys: Sequence[str], ttl_s: float, session: str | None = None) -> None:
+    @property
+    def most_of_tenant(self) -> int:
+        """Pages that may be kept for a tenant."""
+        self._bound()
+        return self._all.most_of_tenant
+
+    def pin(
+        self, tenant: str, keys: Sequence[str], ttl_s: float, session: str | None = None, *, space: str = ""
+    ) -> None:
         """Keep a chain of pages for so long.
 
         Raises:
             Refused: when it is more than the tenant may keep, or more than is left.
         """
         self._begin()
+        self._latest_pins.pop((tenant, keys[-1]), None)
         num_new = self._all.num_new(tenant, keys)
         if num_new <= self._all.room(tenant) + self._num_yielding(tenant):
             # Of what makes room, some may be pages of this very chain.
@@ -107,24 +130,42 @@ class Told:
         if num_new > self._all.room(tenant):
             self.num_refused += 1
             raise Refused(self._too_much(tenant, num_new))
-        if len(self._prefixes) >= MOST_PREFIXES and not self._drop_oldest(None):
+        if not self._has_place(tenant, keys):
             self.num_refused += 1
-            raise Refused(f"{MOST_PREFIXES} prefixes are pinned, and that is the most")
-        self._add(Prefix(tenant, keys, True, self._clock() + ttl_s, session))
+            raise Refused(self._too_many(tenant))
+        pin = Prefix(tenant, keys, True, self._clock() + ttl_s, session, space)
+        self._latest_pins[tenant, keys[-1]] = (pin, self._add(pin))
+        while len(self._latest_pins) > MOST_LATEST_PINS:
+            del self._latest_pins[next(iter(self._latest_pins))]
 
-    def retain(self, tenant: str, keys: Sequence[str], ttl_s: float, session: str | None = None) -> int:
+    def take_back(self, tenant: str, keys: Sequence[str]) -> None:
+        """Another rank has refused a pin that was told lately: what it took in is kept as before. Where it was refused
+        here too, or is kept no more, nothing is taken."""
+        pin, taken_in = self._latest_pins.pop((tenant, keys[-1]), (None, []))
+        if pin is None or self._prefixes.get((tenant, keys[-1])) is not pin:
+            return
+        self._drop([pin])
+        for one in taken_in:
+            self._add(one)
+        self.expire()
+
+    def retain(
+        self, tenant: str, keys: Sequence[str], ttl_s: float, session: str | None = None, *, space: str = ""
+    ) -> int:
         """Keep as much of the beginning of a chain as there is room for; how many pages."""
         self._begin()
-        pinned = self._prefixes.get((tenant, keys[-1]))
-        if pinned is not None and pinned.is_pin:
+        if self._is_pinned(tenant, keys):
             return len(keys)
         self._displace(tenant, self._all.num_new(tenant, keys))
         num_new = self._all.num_new(tenant, keys)
-        num_pages = len(keys) - num_new + min(num_new, max(0, self._all.room(tenant)))
-        if not num_pages or (len(self._prefixes) >= MOST_PREFIXES and not self._drop_oldest(None)):
+        keys = keys[: len(keys) - num_new + min(num_new, max(0, self._all.room(tenant)))]
+        # What there is room for may be all that is pinned already.
+        if not keys or self._is_pinned(tenant, keys):
+            return len(keys)
+        if not self._has_place(tenant, keys):
             return 0
-        self._add(Prefix(tenant, keys[:num_pages], False, self._clock() + ttl_s, session))
-        return num_pages
+        self._add(Prefix(tenant, keys, False, self._clock() + ttl_s, session, space))
+        return len(keys)
 
     def release(self, tenant: str, keys: Sequence[str]) -> int:
         """Keep nothing any more of what begins a chain, or continues it; how many prefixes that were."""
@@ -145,26 +186,65 @@ class Told:
 
     def _begin(self) -> None:
         self.expire()
+        self._bound()
+
+    def _bound(self) -> None:
         num_pages, pool_pages = self._sizes()
         self._all.bound(min(MOST_PAGES, int(MOST_TOLD_SHARE * num_pages)), int(self._share * num_pages))
         self._pool.bound(int(MOST_TOLD_SHARE * pool_pages), int(self._share * pool_pages))
 
-    def _add(self, new: Prefix) -> None:
+    def _is_pinned(self, tenant: str, keys: Sequence[str]) -> bool:
+        known = self._prefixes.get((tenant, keys[-1]))
+        return known is not None and known.is_pin
+
+    def _has_place(self, tenant: str, keys: Sequence[str]) -> bool:
+        """Whether there may be one prefix more, with these keys; what is retained makes place. One that is there
+        already takes its own."""
+        if (tenant, keys[-1]) in self._prefixes:
+            return True
+        while True:
+            is_own_limit = self._has_used_its_share(tenant, len(keys))
+            if not is_own_limit and not self._is_full(len(keys)):
+                return True
+            if not self._drop_oldest(tenant if is_own_limit else None):
+                return False
+
+    def _has_used_its_share(self, tenant: str, num_keys: int) -> bool:
+        most_keys = max(num_keys, int(self._share * MOST_KEYS))
+        return self._num_prefixes[tenant] >= self._most_of_tenant or self._num_keys[tenant] + num_keys > most_keys
+
+    def _is_full(self, num_keys: int) -> bool:
+        return len(self._prefixes) >= MOST_PREFIXES or self._num_keys.total() + num_keys > MOST_KEYS
+
+    @property
+    def _most_of_tenant(self) -> int:
+        """Prefixes."""
+        return max(1, int(self._share * MOST_PREFIXES))
+
+    def _add(self, new: Prefix) -> list[Prefix]:
+        """Keep it; the prefixes that it takes in, which go."""
+        new.is_in_pool = self._pool.num_new(new.tenant, new.keys) <= self._pool.room(new.tenant)
         superfluous = [one for one in self if _takes_in(new, one)]
         came = self._all.keep(new.tenant, new.keys)
-        new.is_in_pool = self._pool.num_new(new.tenant, new.keys) <= self._pool.room(new.tenant)
         if new.is_in_pool:
             self._pool.keep(new.tenant, new.keys)
         self._drop(superfluous)
         self._prefixes[new.tenant, new.keys[-1]] = new
+        self._num_prefixes[new.tenant] += 1
+        self._num_keys[new.tenant] += len(new.keys)
         self._next_s = min(self._next_s, new.expires_s)
         if came:
             self._changed(came, [])
+        return superfluous
 
     def _drop(self, prefixes: Sequence[Prefix]) -> int:
         gone: list[str] = []
         for one in prefixes:
             del self._prefixes[one.tenant, one.keys[-1]]
+            self._num_keys[one.tenant] -= len(one.keys)
+            self._num_prefixes[one.tenant] -= 1
+            if not self._num_prefixes[one.tenant]:
+                del self._num_prefixes[one.tenant], self._num_keys[one.tenant]
             if one.is_in_pool:
                 self._pool.let_go(one.tenant, one.keys)
             gone += self._all.let_go(one.tenant, one.keys)
@@ -204,6 +284,12 @@ class Told:
             "try again when some have expired"
         )
 
+    def _too_many(self, tenant: str) -> str:
+        return (
+            f"{self._num_prefixes[tenant]} prefixes of the tenant's and {len(self)} of all tenants are pinned, and "
+            f"that is the most: {self._most_of_tenant} and {MOST_PREFIXES}, or fewer of long prompts: release some"
+        )
+
 
 def _is_one_chain(keys: Sequence[str], others: Sequence[str]) -> bool:
     """Whether one begins the other: the key of a page stands for all before it."""
@@ -216,5 +302,8 @@ def _takes_in(new: Prefix, old: Prefix) -> bool:
     if new.tenant != old.tenant or len(old.keys) > len(new.keys) or not _is_one_chain(old.keys, new.keys):
         return False
     return len(old.keys) == len(new.keys) or (
-        (new.is_pin or not old.is_pin) and new.expires_s >= old.expires_s and new.session == old.session
+        (new.is_pin or not old.is_pin)
+        and (new.is_in_pool or not old.is_in_pool)
+        and new.expires_s >= old.expires_s
+        and new.session == old.session
     )

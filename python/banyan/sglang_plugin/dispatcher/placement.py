@@ -2,21 +2,25 @@
 """Where a request goes: what the ranks hold, how busy they are, and Banyan's policy on both. Dispatcher process only.
 
 The decision travels as ``routed_dp_rank``, SGLang's own way to name a rank, so that its dispatcher still sends, and
-still refuses ranks that are not active. A request that a client has pinned keeps its rank.
+still refuses ranks that are not active. A request that a client has pinned keeps its rank. So does SGLang's session:
+each rank knows the turns that it was sent itself, and would take a later one for the first.
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from banyan.routing import (
     POLICIES,
+    Choice,
     Dispatcher,
     Policy,
     PrefixHint,
     Prompt,
+    Reason,
     Wait,
     hint,
     report_of,
@@ -102,6 +106,8 @@ class Placer:
     ) -> Wait | None:
         if not self._probe.fetches or req.routed_dp_rank is not None or self._probe.layout.steps_together:
             return None
+        if _session_rank(req, active) is not None:
+            return None
         prompt = _prompt_of(req, found, session_of(req))
         return dispatcher.wait(prompt, active, time.time(), policy=self._policy(policy_name))
 
@@ -123,7 +129,12 @@ class Placer:
         now_s = time.time()
         decision = None
         if req.routed_dp_rank is None:
-            choice = dispatcher.place(prompt, active, now_s, policy=self._policy(policy_name))
+            home = _session_rank(req, active)
+            if home is None:
+                choice = dispatcher.place(prompt, active, now_s, policy=self._policy(policy_name))
+            else:
+                dispatcher.count(prompt, home, now_s)
+                choice = Choice(home, Reason.SESSION)
             req.routed_dp_rank = choice.rank
             elapsed_us = (time.perf_counter_ns() - start_ns) // 1000
             num_hot = len(choice.hot_ranks)
@@ -157,6 +168,16 @@ class Placer:
                 raise ValueError(f"policy {name!r} is none of {', '.join(POLICIES)}")
             self._named[name] = POLICIES[name]()
         return self._named[name]
+
+
+def _session_rank(req: Any, active: Collection[int]) -> int | None:
+    """The rank of all turns of one of SGLang's sessions; None for what is no turn. Its id alone names it: what is
+    remembered of sessions is bounded, and other requests may bear the same name."""
+    name = None if req.session_params is None else req.session_params.id
+    if name is None or not active:
+        return None
+    digest = hashlib.blake2b(str(name).encode(errors="surrogatepass"), digest_size=8).digest()
+    return sorted(active)[int.from_bytes(digest) % len(active)]
 
 
 def _prompt_of(req: Any, found: Found, session: str | None) -> Prompt:

@@ -10,17 +10,15 @@ Adapters that are loaded later get an id of their own each time; their pages end
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 import msgspec
-from huggingface_hub import snapshot_download
 from sglang.srt.arg_groups.model_override_base import resolved_view
 from sglang.srt.arg_groups.overrides import declare_resolution
 
 from banyan.config import Config
 from banyan.layout.checkpoint import adapter_id, may_name_adapter
-from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin import model_files, runtime
 
 logger = logging.getLogger("banyan")
 
@@ -31,6 +29,8 @@ def after_check_server_args(result: None, server_args: Any) -> None:
     adapters = resolved_view(server_args).lora_paths
     if carried is None or not Config.from_dict(carried["config"]).shares or not adapters:
         return
+    # Before their content is looked at: they are loaded later.
+    carried["noted"] += [model_files.note(adapter.lora_path) for adapter in adapters]
     declare_resolution(server_args, "banyan", lora_paths=[_told(adapter) for adapter in adapters])
 
 
@@ -45,10 +45,8 @@ def named_by(extra_keys: Any, manager: Any) -> bool:
 
 
 def _told(adapter: Any) -> Any:
-    folder = Path(adapter.lora_path)
     try:
-        if not folder.is_dir():
-            folder = Path(snapshot_download(adapter.lora_path, local_files_only=True))
+        folder = model_files.folder_of(adapter.lora_path)
         return msgspec.structs.replace(adapter, lora_id=adapter_id(adapter.lora_name, folder))
     except (OSError, ValueError) as error:
         logger.warning(

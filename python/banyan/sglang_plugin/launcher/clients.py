@@ -24,7 +24,7 @@ from sglang.srt.runtime_context import get_observability
 from banyan.planner import asked
 from banyan.routing import POLICIES, hint
 from banyan.sglang_plugin import prompt_refusals, runtime
-from banyan.sglang_plugin.launcher import adapters
+from banyan.sglang_plugin.launcher import adapters, taken_ids
 from banyan.sglang_plugin.prompt_refusals import BadRequest
 
 OWN_PREFIX = "banyan."
@@ -38,6 +38,9 @@ ONE_FOR_A_PROMPT = (
 
 MOST_SAMPLES = 4096
 """Of one prompt. SGLang makes as many requests of it at once."""
+
+MOST_SAMPLES_IN_ALL = 1 << 16
+"""Of all prompts of a request that wants several of each."""
 
 
 def admit(obj: Any, manager: Any) -> None:
@@ -66,9 +69,9 @@ def before_validate_one_request(manager: Any, obj: Any, input_ids: Sequence[int]
     """Each prompt, when its tokens are known. A session may hold those of its next turn.
 
     Raises:
-        BadRequest: for a prompt without tokens, for a list in place of what a prompt has once, for log probabilities
-            of more tokens than there are, and for numbers that sampling cannot reckon with. SGLang passes all of them
-            on, and they end the rank, and all others with it.
+        BadRequest: for a prompt without tokens, or with tokens that the model does not have, for a list in place of
+            what a prompt has once, for log probabilities of more tokens than there are, and for numbers that sampling
+            cannot reckon with. SGLang passes all of them on, and they end the rank, and all others with it.
     """
     if runtime.config() is None:
         return
@@ -81,33 +84,54 @@ def before_validate_one_request(manager: Any, obj: Any, input_ids: Sequence[int]
         prompt_refusals.check_sampling(sampling, manager.model_config.vocab_size)
     # Of several prompts, when some were given as text, SGLang takes single ids for whole prompts.
     prompt_refusals.check_is_list(input_ids)
+    if input_ids is not None and len(input_ids) and not _has_media(obj, manager):
+        prompt_refusals.check_ids(input_ids, manager.model_config.vocab_size)
     session = getattr(obj, "session_params", None)
     if input_ids is not None and not len(input_ids) and not (isinstance(session, dict) and session.get("id")):
         raise BadRequest("a prompt has no tokens")
+    taken_ids.take(getattr(obj, "rid", None), manager)
 
 
-def _check_samples(sampling: Any) -> None:
+def _check_samples(obj: Any) -> None:
+    sampling = getattr(obj, "sampling_params", None)
     for params in sampling if isinstance(sampling, list) else [sampling]:
         num_samples = params.get("n") if isinstance(params, dict) else None
         if isinstance(num_samples, int | float) and num_samples > MOST_SAMPLES:
             raise BadRequest(f"sampling_params: n is {str(num_samples)[:32]}, {MOST_SAMPLES} at most")
+        if isinstance(num_samples, int) and num_samples > 1 and num_samples * _num_prompts(obj) > MOST_SAMPLES_IN_ALL:
+            raise BadRequest(
+                f"sampling_params: n is {num_samples}, for {_num_prompts(obj)} prompts: {MOST_SAMPLES_IN_ALL} samples "
+                "of one request at most"
+            )
+
+
+def _num_prompts(obj: Any) -> int:
+    prompts = (getattr(obj, name, None) for name in ("text", "input_ids"))
+    return max(len(one) if isinstance(one, list) and one and not isinstance(one[0], int) else 1 for one in prompts)
 
 
 def _check(obj: Any, manager: Any) -> None:
     prompt_refusals.check_is_list(obj.input_ids)
-    if obj.input_ids and not _has_media(obj):
-        prompt_refusals.check_ids(obj.input_ids, manager.model_config.vocab_size)
     names_adapter = adapters.named_by(getattr(obj, "extra_key", None), manager)
     if names_adapter:
         raise BadRequest("extra_key: it contains the id of a LoRA adapter: ask for one with lora_path")
     if getattr(obj, "lora_id", None) is not None:
         # SGLang enters it itself. It is a part of the keys of an adapter's pages.
         raise BadRequest("lora_id: ask for an adapter with lora_path")
+    _check_id(obj)
     _check_labels(getattr(obj, "custom_labels", None))
-    _check_samples(getattr(obj, "sampling_params", None))
+    _check_samples(obj)
     hints = getattr(obj, "kv_hints", None)
     if hints:
         obj.kv_hints = [_allowed(one) for one in hints] if isinstance(hints, list) else _allowed(hints)
+
+
+def _check_id(obj: Any) -> None:
+    """Every id begins with an empty one: an abort of it would be one of all."""
+    if obj.rid == "":
+        obj.rid = None
+    elif isinstance(obj.rid, list) and "" in obj.rid:
+        raise BadRequest("rid: an empty one: leave it out")
 
 
 def _check_labels(labels: Any) -> None:
@@ -121,9 +145,11 @@ def _check_labels(labels: Any) -> None:
         raise BadRequest("custom_labels: a text for each name")
 
 
-def _has_media(obj: Any) -> bool:
-    """Some models stand for an image, a video or a sound with ids beyond their vocabulary."""
-    return any(getattr(obj, field, None) is not None for field in ("image_data", "video_data", "audio_data"))
+def _has_media(obj: Any, manager: Any) -> bool:
+    """Some models stand for an image, a video or a sound with ids beyond their vocabulary. Of what is none SGLang's
+    processor makes nothing, and neither does a model that has no processor: such ids would go to the ranks as they are.
+    """
+    return getattr(manager, "mm_processor", None) is not None and bool(obj.contains_mm_input())
 
 
 def _allowed(hints: Any) -> Any:

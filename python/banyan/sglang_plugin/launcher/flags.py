@@ -199,8 +199,10 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
         carried["rank_table"] = _rank_table.path
         carried["layout"] = layout.as_dict()
         carried["server"] = uuid.uuid4().hex
+        carried["noted"] = []
     if args.tokenizer_worker_num > 1:
         config.serve_in_workers(HTTP_WORKER)
+        last_words.hear_of_ends()
     if wanted.policy != config.SGLANG_POLICY and layout.num_nodes > 1 and args.elastic_ep_backend is None:
         args.load_balance_method = HEARS_LOADS
     logger.info("banyan: on, share=%s, %s", wanted.share, layout.words())
@@ -214,7 +216,7 @@ def _tenant_refusals(wanted: Config, args: Any) -> list[str]:
     facts = TenantFacts(
         shares=wanted.shares,
         is_embedding=bool(args.is_embedding),
-        speaks_grpc=bool(args.smg_grpc_mode or args.grpc_mode),
+        speaks_grpc=bool(args.smg_grpc_mode or args.grpc_mode or args.grpc_port or config.names_grpc_port()),
     )
     try:
         tenant_salts.name_of(wanted.tenant_secret_file)

@@ -73,8 +73,9 @@ def alone(resolve: Resolve, server_args: Any) -> Choice | None:
     return _tried(resolve, server_args, **without)
 
 
-def settle(resolve: Resolve, server_args: Any, expected: Choice | None) -> None:
-    """Set the page size, where the user has not and SGLang alone would choose pages of one token.
+def settle(resolve: Resolve, server_args: Any, expected: Choice | None, wanted: config.Config) -> None:
+    """Set the page size, where the user has not and SGLang alone would choose pages of one token. It is the same with
+    sharing and without, unless SGLang knows this model with pages of one token only: then nothing is shared.
 
     ``expected``: what it would choose, of ``alone``.
     """
@@ -83,6 +84,8 @@ def settle(resolve: Resolve, server_args: Any, expected: Choice | None) -> None:
     fields = _first_that_keeps(resolve, server_args, expected) if expected is not None else None
     if fields is None:
         fields = {"page_size": config.DEFAULT_PAGE_TOKENS}
+        if not wanted.shares and _tried(resolve, server_args, **fields) is None:
+            return
         if expected is not None:
             logger.warning("banyan: SGLang alone: %s; with pages of several tokens it changes that", expected.words())
     for name, value in fields.items():

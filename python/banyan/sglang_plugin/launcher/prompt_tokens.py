@@ -7,7 +7,9 @@ the tools are the server's own, whatever they are.
 
 Invariants
   1. A request that is only asked about reaches no rank, and nothing of it is kept.
-  2. Nothing is told where the tokens do not name the pages: of images and the like, adapters, or embeddings given.
+  2. A response that is gone on from is its tenant's. Only the router knows whose it is, and asks once it has looked:
+     nobody else is told the tokens of what goes on from one, on a server with tenants.
+  3. Nothing is told where the tokens do not name the pages: of images and the like, adapters, or embeddings given.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from typing import Any
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from sglang.srt.entrypoints.openai.protocol import TokenizeResponse
 
-from banyan.routing.question import asked_about
+from banyan.routing.question import FOLLOWS_FIELD, asked_about
 from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.launcher import tenant_salts
 
 TIMEOUT_S = 5.0
 _UNTOLD = ("image_data", "video_data", "audio_data", "input_embeds", "lora_path", "session_params")
@@ -45,7 +48,8 @@ async def around_handle_tokenize(
     if asked is None or runtime.config() is None:
         return await original(serving, adapted, request, raw_request)
     path, fields = asked
-    tokens = await _tokens_of(raw_request, path, fields)
+    is_answered = fields.get(FOLLOWS_FIELD) is None or tenant_salts.may_ask_for_others(raw_request)
+    tokens = await _tokens_of(raw_request, path, fields) if is_answered else []
     return TokensAnswer(tokens=tokens, count=len(tokens), max_model_len=-1, banyan_path=path)
 
 

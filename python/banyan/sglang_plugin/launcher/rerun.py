@@ -30,7 +30,7 @@ from banyan.routing.headers import PLAN_HEADER, READ_HEADER, SOURCE_HEADER
 from banyan.routing.hint import ACTION_VERSION, READ_ACTION, SESSION_ACTION, SOURCE_ACTION, ReadHint, SourceHint
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.kv_hints import with_action
-from banyan.sglang_plugin.launcher import clients, prompt_tokens, tenant_salts
+from banyan.sglang_plugin.launcher import clients, prompt_tokens, taken_ids, tenant_salts
 
 logger = logging.getLogger("banyan")
 
@@ -42,9 +42,21 @@ async def around_generate_request(
     if prompt_tokens.is_only_asked_about():
         await prompt_tokens.tell(obj, manager)
         return
+    try:
+        async for answer in _answers(original, manager, obj, request):
+            yield answer
+    finally:
+        # The others of a request with several samples go at the next look.
+        taken_ids.let_go(obj.rid, manager)
+
+
+async def _answers(
+    original: Callable[..., AsyncIterator[Any]], manager: Any, obj: Any, request: Any
+) -> AsyncIterator[Any]:
     if runtime.config() is not None:
-        clients.admit(obj, manager)
+        # The salt first: where anything of Banyan's fails, SGLang serves the request as it is by then.
         tenant_salts.admit(obj, request, manager)
+        clients.admit(obj, manager)
         obj = await _with_session(obj, request)
     if not runtime.is_sharing():
         async for answer in original(manager, obj, request):
@@ -96,9 +108,12 @@ async def _with_session(obj: Any, request: Any) -> Any:
     headers = getattr(request, "headers", None)
     if headers is None:
         return obj
+    fields = None
     # SGLang has read a JSON body, and keeps it; of any other there is nothing to read any more.
-    is_json = "application/json" in headers.get("content-type", "")
-    fields = await request.json() if is_json else None
+    if headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json":
+        # A GET may say so of no body.
+        with contextlib.suppress(ValueError):
+            fields = await request.json()
     name = conversation_of(fields if isinstance(fields, dict) else {}, headers)
     return obj if name is None else _marked(obj, SESSION_ACTION, ACTION_VERSION, {"name": name})
 

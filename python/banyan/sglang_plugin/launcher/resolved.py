@@ -6,11 +6,12 @@ model. Nothing has been started yet, and no weights have been read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from sglang.srt.arg_groups.model_override_base import attention_backends_of, model_config_of, resolved_view
+from sglang.srt.arg_groups.overrides import supports_mamba_cache_extra_buffer
 from sglang.srt.configs.model_config import ModelConfig
 
 from banyan import feature_list as features
@@ -18,12 +19,12 @@ from banyan.config import Config
 from banyan.feature import Asked
 from banyan.layout import Layout
 from banyan.refusals import layout_refusal, refusals
-from banyan.refusals.kinds import kept_states_refusal, kind_refusals
+from banyan.refusals.kinds import STRATEGY, kept_states_refusal, kind_refusals
 from banyan.refusals.models import ModelFacts, draft_vocabulary_refusal, model_refusal
 from banyan.refusals.modes import mode_refusals, no_cache_refusal
 from banyan.refusals.speculation import layers_of_steps_refusal
 from banyan.refusals.start import undecided_refusal
-from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin import model_files, runtime
 from banyan.sglang_plugin.launcher import flags, page_size
 from banyan.sglang_plugin.launcher.model import architecture_of, draft_config, model_facts
 
@@ -39,7 +40,7 @@ def around_resolve_once(original: Callable[[Any], None], server_args: Any) -> No
         return
     # The CPU engine's attention is Banyan's own, with pages of any size.
     expected = None if runtime.device_of(server_args) == "cpu" else page_size.alone(original, server_args)
-    page_size.settle(original, server_args, expected)
+    page_size.settle(original, server_args, expected, Config.from_dict(carried["config"]))
     _resolve(original, server_args, carried)
     found = page_size.choice_of(server_args)
     carried["choices"] = page_size.compared(found, expected)
@@ -60,7 +61,7 @@ def _resolve(original: Callable[[Any], None], server_args: Any, carried: dict[st
     except AssertionError as error:
         if "no_buffer" not in str(error):
             raise
-        runtime.refuse(kept_states_refusal(str(error)))
+        runtime.refuse(kept_states_refusal(str(error), _strategies(server_args)))
     try:
         _decide(server_args, carried)
     except runtime.Refused:
@@ -69,6 +70,12 @@ def _resolve(original: Callable[[Any], None], server_args: Any, carried: dict[st
         # What could not be looked at is not shared.
         logger.exception("banyan: these arguments cannot be judged")
         runtime.refuse(undecided_refusal(error))
+
+
+def _strategies(server_args: Any) -> tuple[str, ...]:
+    """Of SGLang, those that keep states at the ends of pages of this model."""
+    view = resolved_view(server_args)
+    return (STRATEGY,) if supports_mamba_cache_extra_buffer(view, model_config_of(view).hf_config) else ()
 
 
 def _decide(server_args: Any, carried: dict[str, Any]) -> None:
@@ -81,6 +88,17 @@ def _decide(server_args: Any, carried: dict[str, Any]) -> None:
     carried["needed"] = features.needed(_asked_of(server_args, carried, model))
     if model is not None and (model.has_window or model.has_states):
         flags.reserve_window_slots(carried)
+    if Config.from_dict(carried["config"]).knows_weights:
+        loaded = _loaded(resolved_view(server_args))
+        carried["noted"] += [model_files.note(path, revision) for path, revision in loaded if path]
+
+
+def _loaded(view: Any) -> Iterator[tuple[str | None, str | None]]:
+    """What SGLang loads, by path and revision, and what a namespace is made of besides; adapters come later."""
+    yield view.model_path, view.revision
+    yield view.speculative_draft_model_path, view.speculative_draft_model_revision
+    for name in ("quantization_param_path", "decrypted_config_file", "rl_quant_profile"):
+        yield getattr(view, name), None
 
 
 def _layout(server_args: Any, asked: Layout) -> Layout:

@@ -9,6 +9,8 @@ Invariants
      a request whose router does not say it, or that cannot carry it, is answered with status 400. So is one for which
      anything fails here.
   2. What the server asks itself (its warm-up, health checks, a program that it runs in) shares with nobody.
+  3. Where SGLang's metrics have the label ``tenant``, it is the name that a router says. No client chooses it, and no
+     request of a tenant's stays out of what is counted.
 """
 
 from __future__ import annotations
@@ -20,16 +22,20 @@ from typing import Any
 
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.tokenizer_manager import ServerStatus
+from sglang.srt.runtime_context import get_observability
 
 from banyan import faults
 from banyan.owner import read_secret
-from banyan.routing.headers import TENANT_HEADER
+from banyan.routing.headers import TENANT_HEADER, TENANT_NAME_HEADER
 from banyan.routing.tenant_secret import SALT_CHARS, TenantSecret, salted
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.launcher import clients
 from banyan.sglang_plugin.prompt_refusals import BadRequest
 
 HEALTH_PATHS = ("/health", "/health_generate")
+
+TENANT_LABEL = "tenant"
+"""Of SGLang's metrics, where ``--tokenizer-metrics-allowed-custom-labels`` names it."""
 
 
 def admit(obj: Any, request: Any, manager: Any) -> None:
@@ -62,6 +68,12 @@ def salt_for(request: Any, said: str | None) -> str | None:
     return salted(_tenant_of(request, _tenant_secret(path)), said) if path else said
 
 
+def may_ask_for_others(request: Any) -> bool:
+    """Whether what is asked may be about any tenant's: a router asks for itself, or there are no tenants."""
+    path = _secret_file()
+    return not path or _tenant_secret(path).is_routers(request.headers.get(TENANT_HEADER, ""))
+
+
 def name_of(path: str) -> str:
     """What a server says of its secret; "" where it has none.
 
@@ -86,6 +98,7 @@ def _admit(obj: Any, request: Any, manager: Any, secret: TenantSecret) -> None:
     if _is_own(request, manager):
         if isinstance(obj, GenerateReqInput):
             obj.cache_salt = secrets.token_hex(SALT_CHARS // 2)
+            _label(obj, "")
         return
     salt = _tenant_of(request, secret)
     if not isinstance(obj, GenerateReqInput):
@@ -93,6 +106,16 @@ def _admit(obj: Any, request: Any, manager: Any, secret: TenantSecret) -> None:
     if obj.session_params is not None:
         raise BadRequest("session_params: a session is found by its id, whoever asks: not for tenants")
     obj.cache_salt = _salts(salt, obj.cache_salt)
+    _label(obj, request.headers.get(TENANT_NAME_HEADER, ""))
+
+
+def _label(obj: Any, tenant: str) -> None:
+    """Have it counted under this name, "" for all that are nobody's. What is no dictionary is refused later."""
+    if TENANT_LABEL not in (get_observability().tokenizer_metrics_allowed_custom_labels or ()):
+        return
+    if not obj.custom_labels or isinstance(obj.custom_labels, dict):
+        obj.custom_labels = {**(obj.custom_labels or {}), TENANT_LABEL: tenant}
+    obj.log_metrics = obj.log_metrics or bool(tenant)
 
 
 def _tenant_of(request: Any, secret: TenantSecret) -> str:

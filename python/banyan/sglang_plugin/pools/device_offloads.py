@@ -19,10 +19,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from banyan.sglang_plugin.pools.access import Publish
+from banyan import faults
+from banyan.sglang_plugin.pools.access import Publish, Window
 from banyan.sglang_plugin.pools.readback_order import ReadbackOrder
 from banyan.transport.cuda_ipc.copies import DeviceFrames
 from banyan.transport.cuda_ipc.driver import CudaDriver
@@ -96,12 +98,21 @@ class DeviceOffloads:
         sent, numbers = taken
         frames, num_full = np.frombuffer(numbers, dtype=np.int64), len(sent.keys.full)
         window = None if sent.keys.window is None else (sent.keys.window, frames[num_full:])
-        assert self._publish is not None
-        self._publish(frames[:num_full], sent.keys.full, window)
+        is_published = self._publish_quietly(frames[:num_full], sent.keys.full, window)
         if sent.is_held:
-            self._completed.append(True)
+            self._completed.append(is_published)
         else:
             self._num_unheld -= sent.keys.num_pages
+        return True
+
+    def _publish_quietly(self, frames: Any, keys: list[str], window: Window | None) -> bool:
+        """A node has had its turn in the order, whatever becomes of it, and SGLang holds it until it is told."""
+        assert self._publish is not None
+        try:
+            self._publish(frames, keys, window)
+        except BaseException as error:  # noqa: BLE001 - a panic of native code is one
+            faults.note("device_offloads.publish", error, stops=True)
+            return False
         return True
 
     @property

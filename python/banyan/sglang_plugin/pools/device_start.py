@@ -27,6 +27,8 @@ NUM_SLOTS = 16
 
 LEASE_WORD_BYTES = 64
 
+NO_STREAM_WAITS = "banyan: pages of the store are leased when all their layers have landed: %s"
+
 LINK_PROBE_BYTES = 32 << 20
 """Long enough for the link to be at its speed, short enough for the start."""
 
@@ -85,7 +87,7 @@ def pin_arena(
     follows when it is needed. Where the driver does not let us, refuses what the user asked for, and says that there is
     no arena where nobody did.
     """
-    address = np.frombuffer(memoryview(arena), dtype=np.uint8).ctypes.data
+    address = _start_of(arena)
 
     def register(start: int, size: int) -> int:
         arena.back(start - address, size)
@@ -131,10 +133,16 @@ def open_ring(driver: CudaDriver, *, stream: int) -> GpuIo | None:
     words = _native.SharedBytes.create(NUM_SLOTS * _native.FlagRing.SLOT_BYTES, "banyan-ring")
     try:
         address = _pin(driver, words)
+    except DriverError as error:
+        logger.warning(NO_STREAM_WAITS, error)
+        return None
+    try:
         # The words count from zero: this wait is over at once.
         driver.wait_flag(stream, address, 0)
     except DriverError as error:
-        logger.warning("banyan: pages of the store are leased when all their layers have landed: %s", error)
+        # Memory that ends while it is pinned makes the driver refuse whatever is mapped there next.
+        driver.unregister_host(_start_of(words))
+        logger.warning(NO_STREAM_WAITS, error)
         return None
     return GpuIo(driver, _native.FlagRing(words, NUM_SLOTS), address)
 
@@ -150,4 +158,8 @@ def open_ends(driver: CudaDriver) -> LeaseWord:
 
 
 def _pin(driver: CudaDriver, memory: _native.SharedBytes) -> int:
-    return driver.register_host(np.frombuffer(memoryview(memory), dtype=np.uint8).ctypes.data, memory.num_bytes)
+    return driver.register_host(_start_of(memory), memory.num_bytes)
+
+
+def _start_of(memory: _native.SharedBytes) -> int:
+    return int(np.frombuffer(memoryview(memory), dtype=np.uint8).ctypes.data)

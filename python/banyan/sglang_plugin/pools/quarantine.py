@@ -33,6 +33,10 @@ longer is stuck, and then the pool really is short."""
 OLD_S = 0.5
 """From then on what a reader holds is not counted on where others can be evicted in its place."""
 
+CIRCLE_S = 2.0
+"""From then on readers that do not let go are taken to wait for this rank: longer than most forwards that a copy may be
+queued behind."""
+
 POLL_S = 0.0002
 
 
@@ -64,6 +68,10 @@ class Quarantine:
     """Of the pages in quarantine, those that the frame table failed to withdraw."""
     wait_us = 0
     """How long allocations have waited for pages that were free but not handed out yet."""
+
+    let_peers_go: Callable[[], int] = staticmethod(lambda: 0)
+    """Gives up what this rank was promised and has not begun to copy; how many fetches. Readers may be waiting for the
+    pages of peers that it holds, as it waits for them."""
 
     def attach(self, cache: OwnPages) -> None:
         """From now on freed pages are withdrawn from ``cache`` before reuse."""
@@ -134,12 +142,14 @@ class Quarantine:
             return slots is not None
 
         began_s = time.monotonic()
-        self._wait_until(retry, min(patience_s, OLD_S))
-        if slots is None and self._num_held and patience_s > OLD_S:
-            # A reader that has not let go by now may never, or may be waiting for this rank.
-            self._evict_for_held()
-            if not retry():
-                self._wait_until(retry, patience_s - OLD_S)
+        # A reader that has not let go by then may never, or may be waiting for this rank.
+        for until_s, do in ((OLD_S, self._evict_for_held), (CIRCLE_S, self._give_up), (patience_s, None)):
+            self._wait_until(retry, min(patience_s, until_s) - (time.monotonic() - began_s))
+            if do is None or slots is not None or not self._num_held or patience_s <= until_s:
+                break
+            do()
+            if retry():
+                break
         self.wait_us += round((time.monotonic() - began_s) * 1e6)
         if slots is None and self._num_held and patience_s >= READER_PATIENCE_S:
             logger.error(
@@ -151,6 +161,16 @@ class Quarantine:
 
     def _evict_for_held(self) -> None:
         """Evict others in the place of what readers hold, where that is possible."""
+
+    def _give_up(self) -> None:
+        num_fetches = self.let_peers_go()
+        if num_fetches:
+            logger.warning(
+                "banyan: the pool is short and peers have held what is free for %g s, perhaps because they wait for "
+                "this rank: %d fetch(es) are given up, and their requests computed",
+                CIRCLE_S,
+                num_fetches,
+            )
 
     def _wait_until(self, enough: Callable[[], bool], patience_s: float) -> None:
         """Free pages as they leave quarantine until ``enough``, or nothing is left in it, or patience ends."""

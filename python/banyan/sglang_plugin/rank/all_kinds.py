@@ -123,13 +123,13 @@ class Kinds:
             kind.pools.allocator.wait_for_readers()
             kind.withdraw()
 
-    def stand_apart(self) -> None:
-        """From the next ``rejoin`` on, share with no other rank."""
+    def note_change(self, change: str) -> None:
+        """From the next ``rejoin`` on, share with the ranks whose weights have gone through the same."""
         for kind in self:
-            kind.stand_apart()
+            kind.note_change(change)
 
     def meet_again(self) -> None:
-        """From the next ``rejoin`` on, share with the ranks whose weights took the same updates."""
+        """All weights are about to be loaded: what they have gone through before does not count."""
         for kind in self:
             kind.meet_again()
 

@@ -10,48 +10,93 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from sglang.srt.arg_groups.fields.model import Model
 from sglang.srt.runtime_context import get_parallel, get_spec
+from sglang.srt.server_args import ServerArgs
 
 from banyan.config import Config
 from banyan.layout import MemberSlots, Namespace, PageLayout
+from banyan.refusals.start import weights_refusal
+from banyan.sglang_plugin import model_files, runtime
 from banyan.sglang_plugin.rank.store_access import weights_digest
+
+_TOLD_OTHERWISE = frozenset(
+    """model_path revision json_model_override_args dtype quantization quantization_param_path kv_cache_dtype
+    decrypted_draft_config_file""".split()
+)
+"""By the digest of the weights, by the pool, or below."""
+
+_OF_LOADING = frozenset(
+    """startup_weight_load_mode custom_weight_loader weight_loader_disable_mmap weight_loader_prefetch_checkpoints
+    weight_loader_prefetch_num_threads weight_loader_drop_cache_after_load
+    remote_instance_weight_loader_seed_instance_ip remote_instance_weight_loader_seed_instance_service_port
+    remote_instance_weight_loader_send_weights_group_ports remote_instance_weight_loader_backend
+    remote_instance_weight_loader_start_seed_via_transfer_engine engine_info_bootstrap_port modelexpress_config
+    download_dir model_checksum delete_ckpt_after_loading checkpoint_engine_wait_weights_before_ready
+    weight_cache_mode weight_cache_socket weight_cache_timeout modelopt_checkpoint_restore_path
+    modelopt_checkpoint_save_path modelopt_export_path""".split()
+)
+"""Of SGLang's flags of a model, those that say how its files are read, or what is to be left beside them. Where other
+weights come of it, pages that must know them are refused (``banyan.refusals``)."""
+
+_OF_COMPUTING = frozenset(
+    """forward_hooks rl_on_policy_target flashinfer_mxfp4_moe_precision enable_w4a4_mxfp4_megamoe
+    deepep_dispatcher_output_dtype flashinfer_a2a_dispatch_type enable_quant_communications
+    enable_precise_embedding_interpolation experts_shared_outer_loras""".split()
+)
+"""Of its other flags, those with which more than a last bit of KV differs."""
+
+_COUNTED = {field.name for field in msgspec.structs.fields(Model)} - _TOLD_OTHERWISE - _OF_LOADING | _OF_COMPUTING
+"""A flag of the model's that nobody has thought of yet counts."""
+
+USUAL = {field.name: field.default for field in msgspec.structs.fields(ServerArgs) if field.name in _COUNTED}
+"""What counts beside overrides and type, as SGLang has it where nobody asks for anything else."""
+
+_NAME_FILES = frozenset({"decrypted_config_file", "rl_quant_profile"})
+"""What such a file says counts, not where it lies."""
 
 
 class Identity:
-    """What tells this rank's pages from others, and stays as it is; the weights' epochs come on top."""
+    """What tells this rank's pages from others, and stays as it is; what the weights go through comes on top."""
 
-    def __init__(self, server_args: Any, config: Config, *, server: str, pool: Any, drafts: Sequence[Any]) -> None:
-        """Refuses weights that cannot be told from others, where pages outlive the server or leave it."""
+    def __init__(
+        self, server_args: Any, config: Config, *, server: str, pool: Any, drafts: Sequence[Any], noted: Sequence[Any]
+    ) -> None:
+        """Refuses weights that cannot be told from others, where pages outlive the server or leave it. ``noted``: the
+        files that were to be loaded, as they were before."""
         self._server_args = server_args
         self._server = server
         self._pool = pool
-        self._weights_sha256 = ""
+        self.weights_sha256 = ""
         if config.knows_weights:
-            self._weights_sha256 = weights_digest(config, server_args.model_path, server_args.revision)
+            self.weights_sha256 = weights_digest(config, server_args.model_path, server_args.revision)
         self._config_sha256 = _config_digest(server_args)
         self._draft = _draft_identity(drafts, config) if drafts else ()
+        changed = model_files.changed(noted) if config.knows_weights else None
+        if changed is not None:
+            runtime.refuse(weights_refusal(f"{changed} has changed since the server was started: start it again"))
 
     def namespace(
         self,
         page: PageLayout,
         *,
         page_tokens: int,
-        weights_epoch: int,
-        apart: str,
+        changes: str,
         member_slots: MemberSlots,
         window: tuple[str, ...],
     ) -> Namespace:
-        """Under the weights of this epoch. ``apart``: a name that no other rank has, or nothing. ``window``: which
-        layers the pages are of, where not of all."""
+        """``changes``: what the weights have gone through since the start, or nothing. ``window``: which layers the
+        pages are of, where not of all."""
         args, pool, parallel = self._server_args, self._pool, get_parallel()
         return Namespace(
             # Equal weights are equal whatever their folder is called.
-            model="" if self._weights_sha256 else args.model_path,
-            revision="" if self._weights_sha256 else args.revision or "",
+            model="" if self.weights_sha256 else args.model_path,
+            revision="" if self.weights_sha256 else args.revision or "",
             weight_version=str(args.weight_version),
-            weights_sha256=self._weights_sha256,
-            weights_epoch=weights_epoch,
-            server=self._server + apart if weights_epoch else "",
+            weights_sha256=self.weights_sha256,
+            weights_epoch=int(changes != ""),
+            server=self._server + changes if changes else "",
             engine=f"sglang {importlib.metadata.version('sglang')}",
             model_config_sha256=self._config_sha256,
             kv_dtype=str(pool.dtype),
@@ -84,9 +129,18 @@ def _draft_identity(drafts: Sequence[Any], config: Config) -> tuple[str, ...]:
 
 
 def _config_digest(server_args: Any) -> str:
-    """Digest of what changes a model's KV beside its weights: the overrides and the quantisation asked for."""
+    """Digest of what changes a model's KV beside its weights: the overrides, the quantisation, and what else was asked
+    for and is not usual."""
     asked = [server_args.json_model_override_args, server_args.dtype, server_args.quantization]
     if server_args.quantization_param_path is not None:
-        # Scales of the KV cache: what they are counts, not where they lie.
-        asked.append(hashlib.sha256(Path(server_args.quantization_param_path).read_bytes()).hexdigest())
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+        # Scales of the KV cache.
+        asked.append(_content(server_args.quantization_param_path))
+    for name, usual in sorted(USUAL.items()):
+        value = getattr(server_args, name)
+        if value != usual:
+            asked.append([name, _content(value) if name in _NAME_FILES else value])
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+
+def _content(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()

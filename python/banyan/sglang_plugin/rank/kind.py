@@ -14,8 +14,8 @@ States: joined (the constructor) -> ``leave_tier``, ``leave`` -> outside -> ``re
 
 from __future__ import annotations
 
+import hashlib
 import logging
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -83,12 +83,20 @@ class Kind:
         self.pools = pools
         self.is_on_host = rank.device is None
         self._rank = rank
-        self._identity = Identity(args, config, server=rank.carried["server"], pool=pools.pool, drafts=pools.drafts)
+        self._identity = Identity(
+            args,
+            config,
+            server=rank.carried["server"],
+            pool=pools.pool,
+            drafts=pools.drafts,
+            noted=rank.carried["noted"],
+        )
         shared = together(pools.pool, pools.drafts)
         self._page = shared.banyan_geometry.page
         self.block = BlockGeometry.of_page(self._page)
         self.weights_epoch = 0
-        self._apart = ""
+        self._changes = ""
+        self._num_whole_updates = 0
         self.member_slots = pools.member_slots(
             member_slots_of(Layout.from_dict(rank.carried["layout"]), (pools.pool, *pools.drafts))
         )
@@ -146,6 +154,11 @@ class Kind:
         return self._rank.config
 
     @property
+    def weights_sha256(self) -> str:
+        """What its pages name the weights by that were loaded; "" where they need no such name."""
+        return self._identity.weights_sha256
+
+    @property
     def guards_adapters(self) -> bool:
         """Whether there may be adapters that this server alone can tell, and another one may find what it keeps or
         lends."""
@@ -185,6 +198,7 @@ class Kind:
             self.store = open_store(
                 config, namespace=namespace, block=self.block, num_parts=num_parts, share=pools.share
             )
+            self._rank.points.owners.opened(self.store)
         elif self.store is not None:
             self.store.invalidate(namespace)
         if self._arena is None:
@@ -204,6 +218,7 @@ class Kind:
             link_bytes_per_s=self.access.link_bytes_per_s,
             counters=self._rank.counters,
             kept=self._rank.points.kept,
+            owners=self._rank.points.owners,
         )
         partner = self._rank.points.partner(self)
         self.tier = HostTier(place, writable, partner, self._sources, self._rank.arena_events)
@@ -215,13 +230,16 @@ class Kind:
         self.weights_epoch += 1
         return self._join()
 
-    def stand_apart(self) -> None:
-        """From the next ``rejoin`` on, under a namespace that no other rank has: its weights are like nobody's."""
-        self._apart = uuid.uuid4().hex
+    def note_change(self, change: str) -> None:
+        """From the next ``rejoin`` on, under a namespace of those whose weights have gone through the same, one by one.
+        Their number would not do: a rank may take an update that another one has not heard of."""
+        self._changes = hashlib.sha256(f"{self._changes} {change}".encode()).hexdigest()
 
     def meet_again(self) -> None:
-        """From the next ``rejoin`` on, under the namespace of those that took the same updates."""
-        self._apart = ""
+        """All weights are about to be loaded: what they have gone through before is nothing to the next ``rejoin``.
+        Every rank hears of each such update, whatever comes of it."""
+        self._num_whole_updates += 1
+        self._changes = f"{self._num_whole_updates} whole"
 
     def empty(self) -> None:
         """Forget every page below the pool, in the store those that this rank has written."""
@@ -335,8 +353,7 @@ class Kind:
         return self._identity.namespace(
             self._page,
             page_tokens=self._rank.page_tokens,
-            weights_epoch=self.weights_epoch,
-            apart=self._apart,
+            changes=self._changes,
             member_slots=self.member_slots,
             window=self.pools.identity,
         )

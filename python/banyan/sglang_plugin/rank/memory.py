@@ -30,7 +30,7 @@ def before_release(updater: Any, command: ReleaseMemoryOccupationReqInput) -> No
     if GPU_MEMORY_TYPE_KV_CACHE in going:
         linker.installed().withdraw()
     if GPU_MEMORY_TYPE_WEIGHTS in going and _loses_weights():
-        linker.installed().weights_changed()
+        linker.installed().weights_changed("release")
 
 
 def _loses_weights() -> bool:

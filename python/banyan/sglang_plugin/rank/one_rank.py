@@ -9,6 +9,7 @@ wrong pages from being shared) -> stopped, for good.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -65,6 +66,7 @@ class Rank:
         self.kinds, self.cache, self.counters = parts.kinds, parts.cache, parts.setup.counters
         self.demand, self.dropped = parts.demand, parts.dropped
         self.kept_in_pool = parts.setup.points.kept_in_pool
+        self.owners = parts.setup.points.owners
         self.layer_done_counter = parts.layer_wait
         self.arena_events = parts.setup.arena_events
         self.page_tokens = parts.setup.page_tokens
@@ -129,6 +131,7 @@ class Rank:
         if not keys:
             return
         requests.when_gone(request, self._forget)
+        self.owners.asked(requests.salt_of(request), keys)
         pages = self.demand.tell(keys)
         requests.note_pages(request, pages)
         requests.note_parting(request, self._lines.saw)
@@ -172,6 +175,7 @@ class Rank:
         """Pages have entered SGLang's tree: offer them once they are complete. Of a node whose window SGLang has freed
         there are full pages only."""
         self._publication.announce(full.keys)
+        self.owners.entered(full.keys)
         self.demand.came(full.keys)
         window: Window | None = None
         for kind, transfer in zip(self.kinds.beside, beside, strict=False):
@@ -179,6 +183,7 @@ class Rank:
         return self._access.offload(full.device_indices, full.keys, window)
 
     def _poll(self) -> None:
+        self._planner.step_begins()
         self._access.poll()
         self.cache.poll()
         self._poll_tiers()
@@ -197,8 +202,8 @@ class Rank:
             attachment.stop()
         self._publication.stop()
 
-    def weights_changed(self) -> None:
-        """Leave the old weights' namespace, and meet only peers that took the same update.
+    def weights_changed(self, change: str = "update") -> None:
+        """Leave the old weights' namespace, and meet only peers whose weights have gone through the same.
 
         Pages that stay in SGLang's tree (an update without a flush) belong to it: they are withdrawn, not freed. They,
         and what is computed on them, are published to nobody until the tree has been emptied.
@@ -207,6 +212,7 @@ class Rank:
             RuntimeError: when a peer does not stop reading the old pages.
         """
         self._quiesce()
+        self.kinds.note_change(change)
         self.kinds.leave()
         self.cache.move_to(self.kinds.rejoins)
         if self._allocator.available_size() < self._allocator.num_pages * self.page_tokens:
@@ -219,11 +225,10 @@ class Rank:
 
     def stand_apart(self) -> None:
         """The weights have changed in part, nobody knows into what: share with no other rank."""
-        self.kinds.stand_apart()
-        self.weights_changed()
+        self.weights_changed(uuid.uuid4().hex)
 
     def meet_again(self) -> None:
-        """From the next change of the weights on, share with the ranks that took the same."""
+        """All weights are about to be loaded: share with the ranks that load the same, whatever came before."""
         self.kinds.meet_again()
 
     def withdraw(self) -> None:
@@ -266,7 +271,10 @@ class Rank:
 
     def figures(self) -> dict[str, Any]:
         """What this rank is like now, and cheap to tell: for ``/metrics``."""
-        return self._figures.gauges()
+        figures = self._figures.gauges()
+        for attachment in self.attachments:
+            figures |= attachment.figures()
+        return figures
 
     @property
     def _store_events(self) -> StoreEvents | None:
@@ -291,5 +299,5 @@ class Rank:
             "features_off": runtime.features_off(),
         }
         for attachment in self.attachments:
-            state |= attachment.state()
+            state |= {**attachment.figures(), **attachment.state()}
         return state

@@ -132,6 +132,11 @@ class RankPlanner:
         else:
             self._writes.end()
 
+    def step_begins(self) -> None:
+        """A scheduling step: it may find nothing more to compute."""
+        if self._writes is not None:
+            self._writes.step()
+
     @property
     def pieces_running(self) -> tuple[Piece, ...]:
         """What the forward that has just begun computes; () when it is no prefill."""

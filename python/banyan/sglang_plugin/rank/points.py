@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from banyan import _native, feature_list
+from banyan.arena.owners import Owners
 from banyan.arena.page_source import Source
 from banyan.arena.partner import Partner
 from banyan.arena.prefetch import Prefetch
@@ -94,6 +95,10 @@ class Attachment:
     def quiesce(self) -> None:
         """Nothing is to be queued or under way any more."""
 
+    def figures(self) -> Mapping[str, Any]:
+        """What changes and is cheap to tell: for ``/metrics``, and with ``state`` for ``/server_info``."""
+        return {}
+
     def state(self) -> Mapping[str, Any]:
         """The part of ``/server_info``."""
         return {}
@@ -108,6 +113,7 @@ class Points:
         sources: each makes, for a kind of pages with an arena, what opens sources; or None.
         partner: who has a part in requests beside this rank, for a kind of pages.
         attach: each is given the rank that was put together.
+        owners: who asks whose pages are whose, for all kinds of pages.
         kept: keys of pages that go last from the arena; ``kept_in_pool``: from the rank's pool. They change.
     """
 
@@ -115,6 +121,7 @@ class Points:
     sources: list[Callable[[Site], SourceAccess | None]] = field(default_factory=list)
     partner: Callable[[Kind], Partner] = lambda kind: Partner()
     attach: list[Callable[[Rank], Attachment]] = field(default_factory=list)
+    owners: Owners = field(default_factory=Owners)
     kept: set[str] = field(default_factory=set)
     kept_in_pool: set[str] = field(default_factory=set)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request that SGLang cannot make of what its client has sent is answered with 400. In SGLang what is raised there
-ends all ranks.
+"""A request that SGLang cannot make of what its client has sent is answered with 400, and one that comes while the
+memory is given away with 503. In SGLang what is raised there ends all ranks.
 
 Invariants
   1. The request has not been queued: nothing computes it. SGLang queues it last.
@@ -21,6 +21,7 @@ from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.runtime_context import get_serving
 
 from banyan.sglang_plugin.prompt_refusals import check_tokenized
+from banyan.sglang_plugin.rank import memory_commands
 
 logger = logging.getLogger("banyan")
 
@@ -29,6 +30,9 @@ OF_A_WRONG_VALUE = (ArithmeticError, AssertionError, AttributeError, LookupError
 
 def around_handle_request(original: Callable[..., None], scheduler: Any, asked: Any, *args: Any, **named: Any) -> None:
     """Of a generation request, or one of an embedding or reward model."""
+    if memory_commands.is_out(scheduler):
+        _refuse(scheduler, asked, memory_commands.OUT, HTTPStatus.SERVICE_UNAVAILABLE)
+        return
     try:
         if get_serving().smg_grpc_mode:
             check_tokenized(asked, scheduler.model_config.vocab_size)
@@ -36,8 +40,12 @@ def around_handle_request(original: Callable[..., None], scheduler: Any, asked: 
     except OF_A_WRONG_VALUE as error:
         message = f"SGLang makes no request of this: {type(error).__name__}: {error}"
         logger.warning("banyan: request %s is refused: %s", asked.rid, message)
-        reason = {"type": "abort", "status_code": HTTPStatus.BAD_REQUEST, "message": message}
-        _tell(scheduler, AbortReq(rid=asked.rid, abort_message=message, finished_reason=reason), asked)
+        _refuse(scheduler, asked, message, HTTPStatus.BAD_REQUEST)
+
+
+def _refuse(scheduler: Any, asked: Any, message: str, status: HTTPStatus) -> None:
+    reason = {"type": "abort", "status_code": status, "message": message}
+    _tell(scheduler, AbortReq(rid=asked.rid, abort_message=message, finished_reason=reason), asked)
 
 
 def _tell(scheduler: Any, answer: AbortReq, asked: Any) -> None:

@@ -99,6 +99,11 @@ def find(request: str) -> Any | None:
     return _by_id.get(request)
 
 
+def all_known() -> list[Any]:
+    """SGLang's requests that it has not forgotten."""
+    return list(_by_id.values())
+
+
 def traced(request: str) -> Any | None:
     """The request, when SGLang traces it on this rank."""
     req = _by_id.get(request)
@@ -172,6 +177,13 @@ def prompt_keys(request: str, page_tokens: int) -> list[str] | None:
     tokens = req.origin_input_ids
     num_tokens = cacheable_tokens(len(tokens), page_tokens, _tokens_ahead)
     return _keys(req, tokens[: num_tokens + _tokens_ahead], page_tokens)
+
+
+def salt_of(request: str) -> str | None:
+    """Apart from whose prompts its own is kept; None: in nobody's namespace."""
+    req = _by_id.get(request)
+    salt: str | None = None if req is None else req.cache_salt
+    return salt
 
 
 def grown_chains(page_tokens: int) -> Iterator[list[str]]:

@@ -7,8 +7,6 @@ import logging
 import time
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-
 from banyan.config import Config, cache_folder
 from banyan.layout import BlockGeometry
 from banyan.layout.checkpoint import checkpoint_digest
@@ -16,7 +14,7 @@ from banyan.layout.file_digests import MEMORY_NAME
 from banyan.pacing import Admission, WriteAdmission, WriteBudget
 from banyan.ports import PageStore
 from banyan.refusals.start import store_refusal, weights_refusal
-from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin import model_files, runtime
 from banyan.store import Space, StoreLocation
 from banyan.store import open_store as open_named_store
 
@@ -46,11 +44,8 @@ def weights_digest(config: Config, model_path: str, revision: str | None) -> str
     """What tells these weights from any others. Refuses when they are not in files that can be read.
 
     Every rank asks; the first of them reads the files, and the others what it has found."""
-    folder = Path(model_path)
     try:
-        if not folder.is_dir():
-            folder = Path(snapshot_download(model_path, revision=revision, local_files_only=True))
-        found = checkpoint_digest(folder, digests_memory(config))
+        found = checkpoint_digest(model_files.folder_of(model_path, revision), digests_memory(config))
     except (OSError, ValueError) as error:
         runtime.refuse(weights_refusal(error))
     reading = found.reading

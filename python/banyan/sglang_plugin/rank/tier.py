@@ -16,6 +16,7 @@ from functools import partial
 
 from banyan import _native
 from banyan.arena.backup import Backup
+from banyan.arena.owners import Owners
 from banyan.arena.page_source import Source, Wanted, Worth
 from banyan.arena.partner import Partner
 from banyan.arena.persistence import Persistence
@@ -103,6 +104,7 @@ class TierPlace:
     link_bytes_per_s: float
     counters: Counters
     kept: Collection[str]
+    owners: Owners
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ class HostTier:
         )
         self._peers = place.peers
         self._growth = arena.growth
-        self._residency = Residency(self._frame_table, arena.num_backed, place.kept)
+        self._residency = place.owners.residency(self._frame_table, arena.num_backed, place.kept)
         self._persistence = _keep(arena, place.namespace, self._residency, counters)
         self._events = _told(events, self._residency)
         self.store_events = _told_of_store(events, store)
@@ -173,17 +175,18 @@ class HostTier:
             layers_per_read=place.layers_per_read,
             counters=counters,
         )
-        self.store = None if writable is None else self._store_tier(writable, arena)
+        self.store = None if writable is None else self._store_tier(writable, place)
         self._sources = self._sources_of(place, store, behind)
 
-    def _store_tier(self, writable: WritableStore, arena: Arena) -> StoreTier:
+    def _store_tier(self, writable: WritableStore, place: TierPlace) -> StoreTier:
         return StoreTier(
             store=writable.store,
             residency=self._residency,
             prefetch=self.prefetch,
-            memory=arena.memory,
-            block=arena.block,
+            memory=place.arena.memory,
+            block=place.arena.block,
             admission=writable.admission,
+            owners=place.owners,
             counters=self._counters,
             orphaned=self._partner.orphaned,
         )
@@ -280,6 +283,10 @@ class HostTier:
     def demote(self, keys: Sequence[str]) -> None:
         """Of the pages of a chain those in this part of the arena go next, unless they are kept."""
         self._residency.demote(keys)
+
+    def kept_no_more(self, keys: Sequence[str]) -> None:
+        """These pages are kept no longer."""
+        self._residency.kept_no_more(keys)
 
     def back_up(self, keys: Sequence[str]) -> None:
         """This rank's pool has published a chain of pages."""

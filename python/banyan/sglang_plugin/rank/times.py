@@ -77,11 +77,13 @@ def load_without_circles(
     cache: PrefixCache[RequestFacts], shards: Shards, allocators: Sequence[QuarantiningAllocator]
 ) -> None:
     """A rank that holds leases for copies which have not begun waits no longer than ``LOAD_PATIENCE_S`` for readers of
-    its own pages: the reader may be waiting for these leases, and would for as long. Its shards give up together.
+    its own pages: the reader may be waiting for these leases, and would for as long. Its shards give up together. What
+    SGLang cannot do without (pages of a prefill or a decode, slots of states) is waited for, and then the leases go.
     """
     for allocator in allocators:
         allocator.load_patience_s = lambda: LOAD_PATIENCE_S if cache.holds_leases_at_rest else READER_PATIENCE_S
         allocator.agreed = shards.all
+        allocator.let_peers_go = cache.give_up
 
 
 def time_control(owner: object, owner_name: str, names: Sequence[str]) -> None:

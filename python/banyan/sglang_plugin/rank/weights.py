@@ -29,10 +29,15 @@ from banyan.sglang_plugin.rank import linker
 logger = logging.getLogger("banyan")
 
 
-def before_flush_after_weight_update(updater: Any, *args: Any, **kwargs: Any) -> None:
-    """A loader has changed the weights of this rank: its pages so far belong to the old ones."""
-    if runtime.is_sharing():
+def before_flush_after_weight_update(updater: Any, command: Any, success: bool, *args: Any, **kwargs: Any) -> None:
+    """A loader has changed the weights of this rank: its pages so far belong to the old ones. One from disk may have
+    failed behind the model's weights, at the draft's."""
+    if not runtime.is_sharing():
+        return
+    if success:
         linker.installed().weights_changed()
+    else:
+        _stand_apart("not all of them were loaded")
 
 
 def around_command(original: Callable[..., Any], updater: Any, command: Any) -> Any:
@@ -42,7 +47,7 @@ def around_command(original: Callable[..., Any], updater: Any, command: Any) -> 
     if isinstance(command, BeginWeightUpdateReqInput | EndWeightUpdateReqInput):
         result = original(updater, command)
         if result.success:
-            linker.installed().weights_changed()
+            linker.installed().weights_changed(type(command).__name__)
         return result
     if isinstance(command, UpdateWeightFromDiskReqInput):
         # It brings all weights: when it succeeds, it does not matter what was there before. Ahead of it, as it reports
@@ -61,9 +66,12 @@ def _load(original: Callable[..., Any], updater: Any, command: Any) -> Any:
         # It has not flushed, nor asked whether to: the weights are others all the same.
         rank.weights_changed()
     else:
-        logger.error(
-            "banyan: a weights update failed (%s): this rank shares no pages until an update from disk succeeds",
-            result.message,
-        )
-        rank.stand_apart()
+        _stand_apart(result.message)
     return result
+
+
+def _stand_apart(reason: str) -> None:
+    logger.error(
+        "banyan: a weights update failed (%s): this rank shares no pages until an update from disk succeeds", reason
+    )
+    linker.installed().stand_apart()

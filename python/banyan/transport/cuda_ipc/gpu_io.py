@@ -15,6 +15,7 @@ States of a batch: enqueued -> ended, with the device still behind it -> given b
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from typing import cast
 
 from banyan import _native
 from banyan.ports import StoreRead
-from banyan.transport.cuda_ipc.copies import EventPool
+from banyan.transport.cuda_ipc.copies import POLL_S, EventPool
 from banyan.transport.cuda_ipc.driver import CudaDriver
 
 
@@ -105,10 +106,11 @@ class ArenaReads:
         return array("q", [offset // self._frame_bytes for offset in offsets]).tobytes()
 
     def follow(self, reads: Sequence[StoreRead]) -> FollowedReads | None:
-        """Words to wait for; None when none are free: then the reads are waited for here, and are over."""
+        """Words to wait for; None when none are free: then the reads are waited for here, and are over, or late."""
         batch = self._io.follow(reads)
         if batch is not None:
             return FollowedReads(self._io, batch)
-        for read in reads:
-            read.finish()
+        # A late read may still be written to when its device answers, if it ever does.
+        while not all(read.has_ended or read.is_late for read in reads):
+            time.sleep(POLL_S)
         return None

@@ -54,8 +54,7 @@ impl PyFrameTable {
     }
 
     fn drain<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let free = self.frame_table.drain().map_err(to_py)?;
-        frames_to_py(py, &free)
+        frames_to_py(py, &self.frame_table.drain())
     }
 
     fn take_touched<'py>(&mut self, frames: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
@@ -69,8 +68,8 @@ impl PyFrameTable {
             .map_err(to_py)
     }
 
-    fn reset(&mut self) -> PyResult<()> {
-        self.frame_table.reset().map_err(to_py)
+    fn reset(&mut self) {
+        self.frame_table.reset();
     }
 
     #[getter]

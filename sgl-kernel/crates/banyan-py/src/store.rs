@@ -12,6 +12,7 @@ use banyan_store::error::StoreError;
 use banyan_store::growth::Limits;
 use banyan_store::pacing::Permit;
 use banyan_store::reading::{ReadTicket, Reason};
+use banyan_store::shares::Owner;
 use banyan_store::state::{Outcome, Verdict};
 use banyan_store::store::{EngineChoice, Found, Options, Purpose, Store};
 use pyo3::exceptions::{PyOSError, PyTimeoutError, PyValueError};
@@ -174,6 +175,7 @@ fn reason_name(reason: Reason) -> &'static str {
         Reason::Gone => "gone",
         Reason::Checksum => "checksum",
         Reason::Io => "io",
+        Reason::Refused => "refused",
         Reason::Late => "late",
     }
 }
@@ -309,17 +311,40 @@ impl PyStore {
         memory: &SharedBytes,
         offsets: &Bound<'_, PyAny>,
     ) -> PyResult<Vec<&'static str>> {
+        self.put_for(0, keys, parent, memory, offsets)
+    }
+
+    fn put_for(
+        &self,
+        owner: usize,
+        keys: &Bound<'_, PyList>,
+        parent: Option<Bound<'_, PyAny>>,
+        memory: &SharedBytes,
+        offsets: &Bound<'_, PyAny>,
+    ) -> PyResult<Vec<&'static str>> {
         let parent = match parent {
             Some(parent) => keys_of(&PyList::new(keys.py(), [parent])?)?.pop(),
             None => None,
         };
         let (keys, offsets) = (keys_of(keys)?, offsets_of(offsets)?);
-        let verdicts = self.store.put(&keys, parent, &memory.memory, &offsets);
+        let owner = Owner::of(owner);
+        let verdicts = self
+            .store
+            .put_for(owner, &keys, parent, &memory.memory, &offsets);
         Ok(verdicts
             .map_err(to_py)?
             .into_iter()
             .map(verdict_name)
             .collect())
+    }
+
+    fn share_out(&self, share: f64) {
+        self.store.share_out(share);
+    }
+
+    fn adopt(&self, owner: usize, keys: &Bound<'_, PyList>) -> PyResult<()> {
+        self.store.adopt(Owner::of(owner), &keys_of(keys)?);
+        Ok(())
     }
 
     fn completed(&self) -> Vec<(String, &'static str)> {

@@ -21,6 +21,17 @@ impl ShmError {
         Self::os(doing, io::Error::last_os_error())
     }
 
+    /// Whether it may be otherwise a moment later, whoever asks: descriptors or memory have run out.
+    pub fn may_pass(&self) -> bool {
+        let Self::System { cause, .. } = self else {
+            return false;
+        };
+        matches!(
+            cause.raw_os_error(),
+            Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)
+        )
+    }
+
     pub fn os(doing: impl Into<String>, cause: io::Error) -> Self {
         Self::System {
             doing: doing.into(),

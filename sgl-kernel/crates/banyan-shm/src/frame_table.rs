@@ -5,8 +5,9 @@
 //! * One thread uses it (`&mut self`), and no other process writes it, but for pins.
 //! * The version word grows before a call that changed the published set returns.
 //!
-//! States: open --close or drop--> closed. Closed: left the rank table, nothing published; every call but `close` is
-//! refused. The memory stays until the last peer unmaps it, so that a lease in flight can still be copied.
+//! States: open --close or drop--> closed. Closed: left the rank table, nothing published, nor to be published or logged
+//! any more; frames are retired and drained as before, for their owner goes on and readers may hold some yet. The memory
+//! stays until the last peer unmaps it, so that a lease in flight can still be copied.
 
 use std::sync::Arc;
 
@@ -90,7 +91,6 @@ impl FrameTable {
 
     /// See `Ledger::retire`.
     pub fn retire(&mut self, frames: &[i64]) -> Result<Vec<FrameId>> {
-        self.check_open()?;
         let published = self.ledger.num_published();
         let quarantined = self.ledger.num_quarantined();
         let index = self.layout.index(self.memory.mapping());
@@ -106,13 +106,11 @@ impl FrameTable {
     }
 
     /// See `Ledger::drain`. Dead readers are found out within 100 ms.
-    pub fn drain(&mut self) -> Result<Vec<FrameId>> {
-        self.check_open()?;
+    pub fn drain(&mut self) -> Vec<FrameId> {
         let index = self.layout.index(self.memory.mapping());
         let (rank_table, census) = (&self.rank_table, &mut self.census);
-        Ok(self
-            .ledger
-            .drain(index, |pins| rank_table.dead_among(pins, census)))
+        self.ledger
+            .drain(index, |pins| rank_table.dead_among(pins, census))
     }
 
     /// See `Ledger::take_touched`.
@@ -131,11 +129,11 @@ impl FrameTable {
         Ok(())
     }
 
-    /// See `Ledger::reset`.
-    pub fn reset(&mut self) -> Result<()> {
-        self.check_open()?;
-        self.unpublish_all();
-        Ok(())
+    /// See `Ledger::reset`. Of a closed one nothing is published.
+    pub fn reset(&mut self) {
+        if self.open {
+            self.unpublish_all();
+        }
     }
 
     pub fn num_published(&self) -> usize {

@@ -2,10 +2,12 @@
 //! Is the process behind an entry still there?
 //!
 //! A process is its pid and its start time, packed into one word, so that an entry changes hands in one atomic step and a recycled pid is
-//! somebody else. Death is final: it is cached for ever. Being alive is believed for `BELIEF`.
+//! somebody else. Death is final: it is cached for ever. Being alive is believed for `BELIEF`. Who cannot be asked about, because this
+//! process has no descriptor left for one, is alive: what a dead reader holds is taken from it, and a living one would read on.
 
 use std::collections::HashMap;
 use std::fs;
+use std::io;
 use std::time::{Duration, Instant};
 
 use crate::error::{Result, ShmError, invalid};
@@ -28,8 +30,8 @@ impl Identity {
     pub fn own() -> Result<Self> {
         let pid = std::process::id();
         match start_time(pid) {
-            Some(ticks) => Ok(Self(ticks << PID_BITS | u64::from(pid))),
-            None => invalid!("/proc/{pid}/stat cannot be read: Banyan needs /proc"),
+            Ok(Some(ticks)) => Ok(Self(ticks << PID_BITS | u64::from(pid))),
+            _ => invalid!("/proc/{pid}/stat cannot be read: Banyan needs /proc"),
         }
     }
 
@@ -43,7 +45,11 @@ impl Identity {
 
     /// Asks the kernel. A zombie is dead: it holds memory, but will never release a pin.
     pub fn is_alive(self) -> bool {
-        !self.is_nobody() && start_time(self.pid()) == Some(self.0 >> PID_BITS)
+        let has_started = || match start_time(self.pid()) {
+            Ok(ticks) => ticks == Some(self.0 >> PID_BITS),
+            Err(_) => true,
+        };
+        !self.is_nobody() && has_started()
     }
 
     pub fn fd_path(self, fd: u64) -> String {
@@ -58,9 +64,17 @@ impl Identity {
     }
 }
 
-/// Field 22 of /proc/<pid>/stat, unless there is no such process or it is a zombie.
-fn start_time(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+/// Field 22 of /proc/<pid>/stat, unless there is no such process or it is a zombie. An error: nobody can tell.
+fn start_time(pid: u32) -> io::Result<Option<u64>> {
+    match fs::read(format!("/proc/{pid}/stat")) {
+        Ok(stat) => Ok(started_at(&String::from_utf8_lossy(&stat))),
+        // It has ended before its file was opened, or before it was read.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn started_at(stat: &str) -> Option<u64> {
     // The command name may hold spaces and parentheses; fields are counted from its last one: the state is field 3.
     let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace();
     let state = fields.next()?;
@@ -120,7 +134,7 @@ mod tests {
     #[test]
     fn zombie_when_not_reaped_counts_as_dead() {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
-        let ticks = start_time(child.id()).unwrap();
+        let ticks = start_time(child.id()).unwrap().unwrap();
         let who = Identity(ticks << PID_BITS | u64::from(child.id()));
         assert!(who.is_alive());
         child.kill().unwrap();

@@ -3,13 +3,14 @@
 //!
 //! Invariants
 //! * `peer_slots[slot]` was opened for the epoch it names, or could not be; a new epoch opens it again. A frame table that cannot be shared (other
-//!   namespace, other shape, gone) is passed over and never an error.
+//!   namespace, other shape, gone) is passed over and never an error; where this process was short of descriptors or memory, it is tried again.
 //! * A dead rank's frame table is neither found nor leased; a lease that is held stays good, its memory is mapped.
 //! * Every lease on a frame was taken through exactly one `PeerMapping`, which counts.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use crate::error::{Result, invalid};
+use crate::error::{Result, ShmError, invalid};
 use crate::frame::Key;
 use crate::geometry::Geometry;
 use crate::lease::Sighting;
@@ -19,6 +20,9 @@ use crate::peer_mapping::{PeerMapping, ReaderBit};
 use crate::pool::Pool;
 use crate::prompt::Prompt;
 use crate::rank_table::{Namespace, RankTable};
+
+/// Until what this process was too short of something for is tried again.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Where copies land: this rank's own pool.
 pub struct Home {
@@ -48,6 +52,7 @@ struct View {
 struct PeerSlot {
     epoch: u64,
     peer_mapping: Option<Arc<PeerMapping>>,
+    again_at: Option<Instant>,
 }
 
 /// A stretch of pages found at one peer.
@@ -380,21 +385,32 @@ impl Peers {
         let mut view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
         for (slot, peer_slot) in view.peer_slots.iter_mut().enumerate() {
             let epoch = self.rank_table.epoch(slot);
-            if epoch != peer_slot.epoch {
-                *peer_slot = PeerSlot {
-                    epoch,
-                    peer_mapping: self.open(slot, epoch),
-                };
+            let is_due = peer_slot.again_at.is_some_and(|at| Instant::now() >= at);
+            if epoch != peer_slot.epoch || is_due {
+                *peer_slot = self.opened(slot, epoch);
             }
         }
         view
     }
 
+    fn opened(&self, slot: usize, epoch: u64) -> PeerSlot {
+        let opened = self.open(slot, epoch);
+        let may_pass = opened.as_ref().is_err_and(ShmError::may_pass);
+        PeerSlot {
+            epoch,
+            // Not to be shared, or gone: passed over until the slot changes hands.
+            peer_mapping: opened.ok().flatten().map(Arc::new),
+            again_at: may_pass.then(|| Instant::now() + PAUSE),
+        }
+    }
+
     /// Opens exactly this epoch: one frame table opened twice would have two counts of the same pins.
-    fn open(&self, slot: usize, epoch: u64) -> Option<Arc<PeerMapping>> {
-        let member = self.rank_table.member(slot)?;
+    fn open(&self, slot: usize, epoch: u64) -> Result<Option<PeerMapping>> {
+        let Some(member) = self.rank_table.member(slot) else {
+            return Ok(None);
+        };
         if member.epoch != epoch || member.namespace != self.namespace {
-            return None;
+            return Ok(None);
         }
         let opened = match &self.home {
             Some(home) if self.own_slot != Some(slot) => {
@@ -403,8 +419,7 @@ impl Peers {
             }
             _ => PeerMapping::look(slot, &member),
         };
-        // Not to be shared, or gone: passed over until the slot changes hands.
-        opened.ok().map(Arc::new)
+        opened.map(Some)
     }
 }
 

@@ -5,11 +5,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use crate::buffer::AlignedBytes;
 use crate::directory::{ShelfId, Stripe};
-use crate::error::{Result, invalid};
+use crate::error::{Doing, Result, invalid, passes};
 use crate::files::{Use, open_direct};
 use crate::format::{Entry, FileHeader, FileKind, Namespace, RecordHeader, record_checksum};
 use crate::geometry::{BLOCK_BYTES, Geometry, Place};
@@ -171,53 +173,55 @@ fn check_shelf(
     report: &mut Report,
 ) -> Result<Bad> {
     let segmenting = header.segmenting();
-    let mut files: HashMap<u32, std::result::Result<File, String>> = HashMap::new();
     let mut buffer = AlignedBytes::new(segmenting.record_bytes as usize);
     let mut bad = Bad::new();
-    for entry in entries {
-        let (segment, offset) = segmenting.locate(entry.place);
-        let file = files
-            .entry(segment)
-            .or_insert_with(|| open_segment(stripe, header, segment));
-        let verdict = match file {
-            Err(problem) => Err(problem.clone()),
-            Ok(file) => match file.read_exact_at(buffer.bytes_mut(), offset) {
-                Err(error) => Err(format!("cannot be read: {error}")),
-                Ok(()) => verify(&header.geometry, entry, buffer.bytes()),
-            },
-        };
-        report.num_records += 1;
-        match verdict {
-            Ok(()) => report.verified_bytes += segmenting.record_bytes,
-            Err(problem) => {
-                bad.insert(entry.place, (entry.record.identity.generation, problem));
+    let mut by_place: Vec<&Entry> = entries.iter().collect();
+    by_place.sort_unstable_by_key(|entry| entry.place);
+    let segment_of = |entry: &Entry| segmenting.locate(entry.place).0;
+    // One file at a time: a shelf may have more of them than a process may.
+    for entries in by_place.chunk_by(|one, next| segment_of(one) == segment_of(next)) {
+        let segment = segment_of(entries[0]);
+        let path = stripe.segment(header.shelf, segment);
+        let file = lasting(open_segment(&path, header, segment)).doing("open", &path)?;
+        let file = file.map_err(|problem| format!("{}: {problem}", path.display()));
+        for entry in entries {
+            let offset = segmenting.locate(entry.place).1;
+            let read = match &file {
+                Ok(file) => lasting(file.read_exact_at(buffer.bytes_mut(), offset)),
+                Err(problem) => Ok(Err(problem.clone())),
+            };
+            let read = read.doing("read", &path)?;
+            let verdict = read.and_then(|()| verify(&header.geometry, entry, buffer.bytes()));
+            report.num_records += 1;
+            match verdict {
+                Ok(()) => report.verified_bytes += segmenting.record_bytes,
+                Err(problem) => {
+                    bad.insert(entry.place, (entry.record.identity.generation, problem));
+                }
             }
         }
     }
     Ok(bad)
 }
 
-fn open_segment(
-    stripe: &Stripe,
-    header: &FileHeader,
-    segment: u32,
-) -> std::result::Result<File, String> {
-    let path = stripe.segment(header.shelf, segment);
-    let (file, _) =
-        open_direct(&path, Use::Reading).map_err(|error| format!("{}: {error}", path.display()))?;
+/// An error of the moment is none of the record's: nothing is withdrawn for it.
+fn lasting<T>(done: io::Result<T>) -> io::Result<std::result::Result<T, String>> {
+    match done {
+        Err(error) if passes(&error) => Err(error),
+        Err(error) => Ok(Err(format!("cannot be read: {error}"))),
+        Ok(done) => Ok(Ok(done)),
+    }
+}
+
+fn open_segment(path: &Path, header: &FileHeader, segment: u32) -> io::Result<File> {
+    let (file, _) = open_direct(path, Use::Reading)?;
     let mut block = AlignedBytes::new(BLOCK_BYTES);
-    let read = file.read_exact_at(block.bytes_mut(), 0);
-    let found = FileHeader::decode(FileKind::Segment, block.bytes());
-    match (read, found) {
-        (Ok(()), Some(found))
-            if found.shelf == header.shelf && found.number == u64::from(segment) =>
-        {
+    file.read_exact_at(block.bytes_mut(), 0)?;
+    match FileHeader::decode(FileKind::Segment, block.bytes()) {
+        Some(found) if found.shelf == header.shelf && found.number == u64::from(segment) => {
             Ok(file)
         }
-        _ => Err(format!(
-            "{}: the segment's header does not verify",
-            path.display()
-        )),
+        _ => Err(io::Error::other("the segment's header does not verify")),
     }
 }
 
@@ -230,6 +234,9 @@ fn verify(geometry: &Geometry, entry: &Entry, record: &[u8]) -> std::result::Res
     }
     if record_checksum(&header.checksums) != entry.record.checksum {
         return Err("the header's checksums are not those of the manifest".into());
+    }
+    if header.checksums.len() != geometry.num_layers() {
+        return Err("the header names another number of layers".into());
     }
     for (layer, checksum) in header.checksums.iter().enumerate() {
         let start = geometry.in_record(&(layer..layer + 1)).start as usize;
@@ -317,5 +324,47 @@ pub fn remove_idle(stripe: &Stripe, named: Option<ShelfId>) -> Result<Vec<ShelfI
             invalid!("shelf {named:016x} is not there, or in use: stop its server first")
         }
         _ => Ok(removed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{Identity, Kind, NO_PARENT, Record};
+
+    #[test]
+    fn record_when_its_header_names_another_number_of_layers_then_it_does_not_verify() {
+        let geometry = Geometry::new(&[4096; 2]).unwrap();
+        let identity = Identity {
+            key: [1; 4],
+            namespace: [2; 4],
+            generation: 3,
+        };
+        let layer = [7; 4096];
+        for num_layers in 1..=4 {
+            let checksums: Vec<u64> = (0..num_layers)
+                .map(|number| identity.checksum(number, &layer))
+                .collect();
+            let record = Record {
+                identity,
+                parent: NO_PARENT,
+                checksum: record_checksum(&checksums),
+            };
+            let header = RecordHeader {
+                identity,
+                parent: NO_PARENT,
+                checksums,
+            };
+            let mut bytes = vec![7; geometry.record_bytes() as usize];
+            header.encode(&mut bytes[..BLOCK_BYTES]);
+            let entry = Entry {
+                sequence: 1,
+                kind: Kind::Publish,
+                place: 0,
+                record,
+            };
+            let verified = verify(&geometry, &entry, &bytes);
+            assert_eq!(verified.is_ok(), num_layers == 2, "{verified:?}");
+        }
     }
 }

@@ -4,7 +4,8 @@
 //! Invariants
 //! * The clock is a thread of its own, and touches no file: whatever the others wait for, it goes on.
 //! * A read is late when one of its transfers has been under way for longer than the limit, or the I/O thread has not come round for so
-//!   long. It fails and releases its waiters; it ends, and its frames are the caller's again, only when the device has answered.
+//!   long. While one is late, so is every other that has waited for so long: the transfers that hang may have taken all the depth.
+//! * A late read fails and releases its waiters; it ends, and its frames are the caller's again, only when the device has answered.
 //! * While any read is late, or writes wait for an I/O thread that does not come round, lookups find nothing and nothing is taken.
 //! * A read that has only to hear of other writers before it ends does not wait for that longer than the limit.
 
@@ -98,8 +99,10 @@ impl Watched {
             .filter(|(since, _)| is_late(since))
             .map(|(_, ticket)| ticket.clone())
             .collect();
+        let hangs = !late.is_empty();
+        let served = |since: Instant| if hangs { since } else { self.turned.max(since) };
         let waiting = self.reads.iter();
-        let unserved = waiting.filter(|(since, _)| is_late(&self.turned.max(*since)));
+        let unserved = waiting.filter(|(since, _)| is_late(&served(*since)));
         late.extend(unserved.map(|(_, ticket)| ticket.clone()));
         late
     }
@@ -225,6 +228,19 @@ mod tests {
         assert_eq!(watched.late(started + LIMIT, LIMIT).len(), 1);
         watched.landed(3);
         assert!(watched.late(started + LIMIT, LIMIT).is_empty());
+    }
+
+    #[test]
+    fn reads_when_transfers_that_hang_may_have_the_depth_then_late_in_their_own_time_though_the_thread_comes_round()
+     {
+        let mut watched = Watched::default();
+        watched.starts(0, ticket());
+        let started = watched.transfers[0].as_ref().unwrap().0;
+        watched.asked(ticket());
+        watched.reads[0].0 = started + LIMIT / 2;
+        watched.turned = started + LIMIT * 2;
+        assert_eq!(watched.late(started + LIMIT, LIMIT).len(), 1);
+        assert_eq!(watched.late(started + LIMIT * 3 / 2, LIMIT).len(), 2);
     }
 
     #[test]

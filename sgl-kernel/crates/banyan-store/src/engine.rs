@@ -49,7 +49,8 @@ pub struct Engine {
     num_in_flight: usize,
     headers: BufferPool,
     bounces: BufferPool,
-    known_memory: Vec<Span>,
+    /// Kept mapped: the device goes on to use its addresses.
+    known_memory: Vec<Arc<SharedMemory>>,
     /// How long it may sleep while there is work: often enough for the clock to see that it comes round.
     nap: Duration,
 }
@@ -173,8 +174,8 @@ impl Engine {
         let mut inbox = self.shared.inbox();
         let reads = std::mem::take(&mut inbox.reads);
         let memories = std::mem::take(&mut inbox.memories);
-        let vanished = if self.jobs.iter().all(Option::is_none) {
-            std::mem::take(&mut inbox.vanished)
+        let left = if self.jobs.iter().all(Option::is_none) {
+            std::mem::take(&mut inbox.left)
         } else {
             Vec::new()
         };
@@ -186,7 +187,7 @@ impl Engine {
         for job in reads {
             self.add_read(job);
         }
-        for shelf in vanished {
+        for shelf in left {
             self.files.forget(&mut *self.device, shelf);
         }
         if is_closing {
@@ -202,11 +203,12 @@ impl Engine {
     }
 
     /// Memory is registered when it is announced or first read into, and stays so: an arena lives as long as its server.
-    fn know(&mut self, memory: &SharedMemory) {
-        let memory = Span::within(memory, 0, memory.len());
-        if !self.known_memory.contains(&memory) {
-            self.known_memory.push(memory);
-            self.device.add_memory(memory);
+    fn know(&mut self, memory: &Arc<SharedMemory>) {
+        let is_it = |known: &Arc<SharedMemory>| Arc::ptr_eq(known, memory);
+        if !self.known_memory.iter().any(is_it) {
+            self.known_memory.push(memory.clone());
+            self.device
+                .add_memory(Span::within(memory, 0, memory.len()));
         }
     }
 

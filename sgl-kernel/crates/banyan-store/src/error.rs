@@ -24,6 +24,22 @@ impl StoreError {
     }
 }
 
+/// Whether an error is of the moment: it says nothing about what was to be read.
+pub fn passes(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(
+            libc::EMFILE
+                | libc::ENFILE
+                | libc::ENOMEM
+                | libc::ENOBUFS
+                | libc::EAGAIN
+                | libc::EINTR
+                | libc::ETIMEDOUT
+        )
+    )
+}
+
 /// Names what was attempted on which path.
 pub trait Doing<T> {
     fn doing(self, verb: &str, path: &Path) -> Result<T>;

@@ -18,7 +18,9 @@ const MANIFEST_BYTES: u64 = 2 * (BLOCK_BYTES as u64 + MORE_ENTRIES * ENTRY_BYTES
 
 /// A segment is this part of the quota, within bounds: few files for a large store, small steps for a small one.
 const SEGMENTS_PER_QUOTA: u64 = 64;
-const MAX_SEGMENT_BYTES: u64 = 1 << 30;
+const LARGE_SEGMENT_BYTES: u64 = 1 << 30;
+/// Whoever reads them keeps them open, and io_uring is told of 8192 files.
+const MOST_SEGMENTS: u64 = 4096;
 
 /// What the user allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,11 +50,12 @@ pub enum Refusal {
 }
 
 pub fn may_grow(limits: &Limits, space: &Space) -> std::result::Result<(), Refusal> {
-    if space.own_bytes + space.segment_bytes > limits.share_bytes {
+    let with_it = |bytes: u64| bytes.saturating_add(space.segment_bytes);
+    if with_it(space.own_bytes) > limits.share_bytes {
         Err(Refusal::Share)
-    } else if space.used_bytes + space.segment_bytes > limits.quota_bytes {
+    } else if with_it(space.used_bytes) > limits.quota_bytes {
         Err(Refusal::Quota)
-    } else if space.free_bytes < limits.floor_bytes + space.segment_bytes {
+    } else if space.free_bytes < with_it(limits.floor_bytes) {
         Err(Refusal::Floor)
     } else {
         Ok(())
@@ -61,7 +64,10 @@ pub fn may_grow(limits: &Limits, space: &Space) -> std::result::Result<(), Refus
 
 pub fn places_per_segment(quota_bytes: u64, segment_bytes: Option<u64>, record_bytes: u64) -> u32 {
     let wanted = segment_bytes
-        .unwrap_or_else(|| (quota_bytes / SEGMENTS_PER_QUOTA).min(MAX_SEGMENT_BYTES))
+        .unwrap_or_else(|| {
+            let largest = LARGE_SEGMENT_BYTES.max(quota_bytes / MOST_SEGMENTS);
+            (quota_bytes / SEGMENTS_PER_QUOTA).min(largest)
+        })
         .saturating_sub(BLOCK_BYTES as u64);
     let places = wanted / (record_bytes + MANIFEST_BYTES_PER_PLACE);
     u32::try_from(places).unwrap_or(u32::MAX / 2).max(1)
@@ -130,6 +136,14 @@ mod tests {
                 Refusal::Quota,
             ),
             (
+                // Another shelf's header may say anything.
+                Space {
+                    used_bytes: u64::MAX,
+                    ..ROOM
+                },
+                Refusal::Quota,
+            ),
+            (
                 Space {
                     free_bytes: 149,
                     ..ROOM
@@ -146,6 +160,8 @@ mod tests {
     fn segments_when_sized_then_whole_records_and_at_least_one() {
         assert_eq!(places_per_segment(1 << 40, None, 1 << 20), 1023);
         assert_eq!(places_per_segment(1 << 20, None, 1 << 20), 1);
+        // A large store has no more segments, but larger ones.
+        assert_eq!(places_per_segment(64 << 40, None, 1 << 20), 16375);
         let three = 4096 + 3 * (8192 + MANIFEST_BYTES_PER_PLACE);
         assert_eq!(places_per_segment(1 << 40, Some(three), 8192), 3);
         assert_eq!(places_per_segment(1 << 40, Some(three - 1), 8192), 2);

@@ -2,7 +2,7 @@
 //! The L3 store: pages on one or more file systems, striped, checked, and never trusted after a crash without proof.
 //!
 //! Read in this order: `format` and `geometry` (the bytes on disk, docs/format.md), `owned`, `locks`, `manifest` and `directory` (where
-//! they are, and whose), `catalog`, `places` and `policy` (what is known of them), `reading` and `writing` (how they move), `engine` (the
+//! they are, and whose), `catalog`, `places`, `policy` and `shares` (what is known of them), `reading` and `writing` (how they move), `engine` (the
 //! one thread that moves them), `news` (the one that learns of other writers), `clock` (the one that lets waiters go), `store` (what
 //! callers see).
 #![deny(unsafe_op_in_unsafe_fn)]
@@ -29,7 +29,9 @@ pub mod places;
 pub mod policy;
 pub mod reading;
 mod refresh_requests;
+mod said;
 pub mod shared;
+pub mod shares;
 mod slots;
 pub mod state;
 pub mod store;

@@ -3,6 +3,7 @@
 //!
 //! Invariants
 //! * What a shelf's manifest said is forgotten when it cannot be read any more: nothing is found that could not be looked up again.
+//! * A shelf that has a new manifest may have another owner, and segments of the same names that are other files.
 //! * A read with pages that are not what another writer's manifest said ends after a look at the manifests that began later: its owner
 //!   may have reused the place, which is no damage.
 
@@ -13,16 +14,15 @@ use std::time::{Duration, Instant};
 use crate::catalog::{Hit, ShelfIndex};
 use crate::directory::ShelfId;
 use crate::error::{Result, StoreError};
-use crate::format::{Entry, Kind, Namespace};
+use crate::format::{Entry, Kind};
 use crate::manifest::{Follower, Log, Tenants};
+use crate::said::Said;
 use crate::shared::Shared;
 use crate::state::State;
 
 /// What processes on another machine, or in a container with a /dev/shm of its own, publish is not announced here: somebody who looks
 /// pages up learns of it after this.
 pub const LOOK_AGAIN: Duration = Duration::from_secs(5);
-/// The same problem is said again after this.
-const SAY_AGAIN: Duration = Duration::from_secs(60);
 
 /// How far this process has read another writer's manifest.
 enum Followed {
@@ -34,19 +34,18 @@ enum Followed {
 pub struct News {
     shared: Arc<Shared>,
     followers: HashMap<ShelfId, Followed>,
-    /// The pages of which the followers have passed on.
-    namespace: Namespace,
-    said: Option<(String, Instant)>,
+    /// How often the namespace had changed when the followers began: what they passed on before is forgotten.
+    num_invalidations: u64,
+    said: Said,
 }
 
 impl News {
     pub fn new(shared: Arc<Shared>) -> Self {
-        let namespace = shared.lock().namespace;
         Self {
             shared,
             followers: HashMap::new(),
-            namespace,
-            said: None,
+            num_invalidations: 0,
+            said: Said::default(),
         }
     }
 
@@ -74,13 +73,10 @@ impl News {
     }
 
     fn say(&mut self, error: &StoreError) {
-        let (words, now) = (error.to_string(), Instant::now());
-        let is_said = |(said, at): &(String, Instant)| *said == words && now - *at < SAY_AGAIN;
-        if !self.said.as_ref().is_some_and(is_said) {
+        if self.said.is_new(&error.to_string(), Instant::now()) {
             eprintln!(
-                "banyan: what another writer of the store has cannot be read, and is not used: {words}"
+                "banyan: what another writer of the store has cannot be read, and is not used: {error}"
             );
-            self.said = Some((words, now));
         }
     }
 
@@ -88,10 +84,10 @@ impl News {
     pub fn refresh(&mut self) -> Result<()> {
         let shared = self.shared.clone();
         let announced = shared.announced();
-        let namespace = shared.lock().namespace;
-        if namespace != self.namespace {
+        let num_invalidations = shared.lock().counters.invalidations;
+        if num_invalidations != self.num_invalidations {
             self.followers.clear();
-            self.namespace = namespace;
+            self.num_invalidations = num_invalidations;
         }
         let shelves = shared.stripe.shelves()?;
         let vanished: Vec<ShelfId> = self
@@ -135,6 +131,9 @@ impl News {
             return Ok(());
         }
         let Some(mut follower) = Follower::open(&self.shared.stripe.shelf(shelf, 0))? else {
+            if self.followers.remove(&shelf).is_some() {
+                self.shared.forget(&[shelf]);
+            }
             return Ok(());
         };
         if follower.header.geometry != *self.shared.geometry {
@@ -144,6 +143,9 @@ impl News {
         let mut tenants = Tenants::default();
         // A half-written line is at the end, where nothing good follows it yet.
         follower.read(Log::AsIs, |entry| tenants.apply(entry))?;
+        if self.followers.contains_key(&shelf) {
+            self.shared.leave_files(&[shelf]);
+        }
         replace(&mut self.shared.lock(), shelf, &follower, tenants);
         self.followers
             .insert(shelf, Followed::Following(Box::new(follower)));
@@ -188,5 +190,57 @@ fn publish(state: &mut State, index: ShelfIndex, entry: &Entry) {
     if entry.record.identity.namespace == state.namespace && !state.catalog.holds(&hit) {
         // A duplicate stays outside; whoever published the key first serves it.
         state.catalog.publish(hit, entry.record.parent);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::directory::Stripe;
+    use crate::format::{FileHeader, Identity, NO_PARENT, Record};
+    use crate::geometry::Geometry;
+    use crate::manifest;
+    use crate::testing::Scratch;
+
+    #[test]
+    fn records_of_others_when_the_namespace_changes_and_back_between_two_looks_then_found_again() {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let geometry = Arc::new(Geometry::new(&[4096]).unwrap());
+        let (shelf, _lock) = stripe.create_shelf().unwrap();
+        let identity = Identity {
+            key: [5; 4],
+            namespace: [1; 4],
+            generation: 1,
+        };
+        let header = FileHeader {
+            shelf,
+            number: 1,
+            sequence: 0,
+            namespace: identity.namespace,
+            places_per_segment: 4,
+            geometry: (*geometry).clone(),
+        };
+        let entry = Entry {
+            sequence: 1,
+            kind: Kind::Publish,
+            place: 0,
+            record: Record {
+                identity,
+                parent: NO_PARENT,
+                checksum: 0,
+            },
+        };
+        manifest::replace(&stripe.shelf(shelf, 0), &header, [entry].into_iter()).unwrap();
+        let state = State::new(identity.namespace);
+        let shared = Arc::new(Shared::new(stripe, geometry, None, state, None));
+        let mut news = News::new(shared.clone());
+        for _ in 0..2 {
+            news.refresh().unwrap();
+            assert!(shared.lock().catalog.contains(&identity.key));
+            shared.change_namespace([2; 4]);
+            shared.change_namespace(identity.namespace);
+            assert!(!shared.lock().catalog.contains(&identity.key));
+        }
     }
 }

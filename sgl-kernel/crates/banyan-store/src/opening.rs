@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::catalog::Hit;
 use crate::directory::{ShelfId, Stripe};
-use crate::error::{Doing, Result, StoreError};
+use crate::error::{Doing, Result, StoreError, passes};
 use crate::format::{Entry, FileHeader, FileKind, Namespace};
 use crate::geometry::{BLOCK_BYTES, Geometry};
 use crate::growth::{self, Limits};
@@ -195,8 +195,9 @@ fn is_segment(stripe: &Stripe, shelf: &FileHeader, segment: u32) -> Result<bool>
     let path = stripe.segment(shelf.shelf, segment);
     let file = owned::open(&path, Way::Read).doing("open", &path)?;
     let mut block = vec![0; BLOCK_BYTES];
-    if file.read_exact_at(&mut block, 0).is_err() {
-        return Ok(false);
+    match file.read_exact_at(&mut block, 0) {
+        Err(error) if !passes(&error) => return Ok(false),
+        read => read.doing("read", &path)?,
     }
     let found = FileHeader::decode(FileKind::Segment, &block);
     Ok(found.is_some_and(|found| {
@@ -297,11 +298,21 @@ pub fn reclaim_one(stripe: &Stripe, own: ShelfId) -> Result<bool> {
         }
     }
     candidates.sort_unstable();
+    let mut problem = Ok(false);
     for (_, shelf) in candidates {
-        if let Some(lock) = stripe.try_lock_shelf(shelf)? {
-            stripe.remove_shelf(shelf, lock)?;
-            return Ok(true);
+        match remove_if_idle(stripe, shelf) {
+            Ok(false) => {}
+            Ok(true) => return Ok(true),
+            // Another one may do.
+            Err(error) => problem = Err(error),
         }
     }
-    Ok(false)
+    problem
+}
+
+fn remove_if_idle(stripe: &Stripe, shelf: ShelfId) -> Result<bool> {
+    match stripe.try_lock_shelf(shelf)? {
+        Some(lock) => stripe.remove_shelf(shelf, lock).map(|()| true),
+        None => Ok(false),
+    }
 }

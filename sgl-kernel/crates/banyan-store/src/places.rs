@@ -5,6 +5,7 @@
 //! * A place is in exactly one state. Only `free` ones are handed out for writing.
 //! * A place that held a published record becomes free only through `cooled`, after its retire entry is durable.
 //! * A place that a reader of this process holds is not evicted.
+//! * A place that is being written, live or stale is counted for one owner.
 //!
 //! States: absent -> free -> writing -> live or stale -> retired -> free; writing -> free when nothing was published.
 
@@ -16,6 +17,7 @@ use crate::catalog::KeyHash;
 use crate::format::{Namespace, Record};
 use crate::geometry::Place;
 use crate::policy::{Lru, Verdict};
+use crate::shares::{Owner, Used};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -39,6 +41,8 @@ pub enum Standing {
 pub struct Places {
     states: Vec<State>,
     records: Vec<Option<Record>>,
+    owners: Vec<Owner>,
+    used: Used,
     free: VecDeque<Place>,
     stale: VecDeque<Place>,
     retired: Vec<(Place, Record)>,
@@ -70,13 +74,27 @@ impl Places {
         state.copied().unwrap_or(State::Absent)
     }
 
-    /// A segment has come: its places that hold nothing are free.
-    pub fn add(&mut self, places: std::ops::Range<Place>) {
-        let end = places.end as usize;
+    /// Of the places, how many each owner uses.
+    pub fn used(&self) -> &Used {
+        &self.used
+    }
+
+    /// Whose the last page at a place was, or is.
+    pub fn owner(&self, place: Place) -> Owner {
+        self.owners[place as usize]
+    }
+
+    fn reach(&mut self, end: usize) {
         if self.states.len() < end {
             self.states.resize(end, State::Absent);
             self.records.resize(end, None);
+            self.owners.resize(end, Owner::NOBODY);
         }
+    }
+
+    /// A segment has come: its places that hold nothing are free.
+    pub fn add(&mut self, places: std::ops::Range<Place>) {
+        self.reach(places.end as usize);
         for place in places {
             if self.state(place) == State::Absent {
                 self.states[place as usize] = State::Free;
@@ -88,20 +106,34 @@ impl Places {
 
     /// Recovery: what the manifest says about a place that `add` has not seen.
     pub fn restore(&mut self, place: Place, record: Record, standing: Standing) {
-        let end = place as usize + 1;
-        if self.states.len() < end {
-            self.states.resize(end, State::Absent);
-            self.records.resize(end, None);
-        }
+        self.reach(place as usize + 1);
         debug_assert_eq!(self.state(place), State::Absent);
         self.num_places += 1;
+        self.own(place, Owner::NOBODY);
         self.settle(place, record, standing);
     }
 
-    pub fn take_free(&mut self) -> Option<Place> {
+    /// A place to write a page of this owner.
+    pub fn take_free(&mut self, owner: Owner) -> Option<Place> {
         let place = self.free.pop_front()?;
         self.states[place as usize] = State::Writing;
+        self.own(place, owner);
         Some(place)
+    }
+
+    fn own(&mut self, place: Place, owner: Owner) {
+        self.owners[place as usize] = owner;
+        self.used.add(owner);
+    }
+
+    /// Nobody's page is an owner's from now on; another one stays whose it is.
+    pub fn adopt(&mut self, place: Place, owner: Owner) {
+        if self.state(place) == State::Live && self.owners[place as usize] == Owner::NOBODY {
+            self.policy.remove(place, Owner::NOBODY);
+            self.used.take(Owner::NOBODY);
+            self.own(place, owner);
+            self.policy.insert(place, owner);
+        }
     }
 
     /// The record at a place that was being written is durable and has its entry.
@@ -116,7 +148,7 @@ impl Places {
         match standing {
             Standing::Live => {
                 self.states[place as usize] = State::Live;
-                self.policy.insert(place);
+                self.policy.insert(place, self.owners[place as usize]);
             }
             Standing::Stale => {
                 self.states[place as usize] = State::Stale;
@@ -128,13 +160,14 @@ impl Places {
     /// Nothing was published at a place that was being written.
     pub fn give_up(&mut self, place: Place) {
         debug_assert_eq!(self.state(place), State::Writing);
+        self.used.take(self.owners[place as usize]);
         self.states[place as usize] = State::Free;
         self.free.push_back(place);
     }
 
     pub fn touch(&mut self, place: Place) {
         if self.state(place) == State::Live {
-            self.policy.touch(place);
+            self.policy.touch(place, self.owners[place as usize]);
         }
     }
 
@@ -158,7 +191,9 @@ impl Places {
             return None;
         }
         match self.state(place) {
-            State::Live => self.policy.remove(place),
+            State::Live => {
+                self.policy.remove(place, self.owners[place as usize]);
+            }
             State::Stale => self.stale.retain(|other| *other != place),
             _ => return None,
         }
@@ -174,7 +209,7 @@ impl Places {
             .collect();
         for (place, record) in &published {
             if self.state(*place) == State::Live {
-                self.policy.remove(*place);
+                self.policy.remove(*place, self.owners[*place as usize]);
             }
             self.unsettle(*place, *record);
         }
@@ -183,14 +218,20 @@ impl Places {
     }
 
     fn unsettle(&mut self, place: Place, record: Record) {
+        self.used.take(self.owners[place as usize]);
         self.records[place as usize] = None;
         self.states[place as usize] = State::Retired;
         self.retired.push((place, record));
         self.num_published -= 1;
     }
 
-    /// The next to go: what nobody can find first, then the least recently used. `stays` says which keys are still needed.
-    pub fn evict(&mut self, stays: &dyn Fn(&Record) -> bool) -> Option<(Place, Record)> {
+    /// The next to go: what nobody can find first, then, of owners that `may_go`, the least recently used. `stays` says which keys are
+    /// still needed.
+    pub fn evict(
+        &mut self,
+        may_go: &dyn Fn(Owner) -> bool,
+        stays: &dyn Fn(&Record) -> bool,
+    ) -> Option<(Place, Record)> {
         let held = &self.held;
         let position = self
             .stale
@@ -203,7 +244,7 @@ impl Places {
         };
         let place = match position {
             Some(position) => self.stale.remove(position),
-            None => self.policy.evict(&mut judge),
+            None => self.policy.evict(may_go, &mut judge),
         }?;
         let record = self.records[place as usize]?;
         self.unsettle(place, record);
@@ -214,7 +255,7 @@ impl Places {
     pub fn make_all_stale(&mut self) {
         for place in 0..self.states.len() as Place {
             if self.state(place) == State::Live {
-                self.policy.remove(place);
+                self.policy.remove(place, self.owners[place as usize]);
                 self.states[place as usize] = State::Stale;
                 self.stale.push_back(place);
             }
@@ -229,7 +270,7 @@ impl Places {
             match self.records[place as usize] {
                 Some(record) if record.identity.namespace == *namespace => {
                     self.states[place as usize] = State::Live;
-                    self.policy.insert(place);
+                    self.policy.insert(place, self.owners[place as usize]);
                     joined.push((place, record));
                 }
                 _ => self.stale.push_back(place),
@@ -286,18 +327,19 @@ mod tests {
         let mut places = Places::default();
         places.add(0..4);
         for number in 1..=2 {
-            let place = places.take_free().unwrap();
+            let place = places.take_free(Owner::NOBODY).unwrap();
             places.publish(place, record(number), Standing::Live);
         }
         places
     }
 
+    const ANYBODY: &dyn Fn(Owner) -> bool = &|_| true;
     const NOTHING_STAYS: &dyn Fn(&Record) -> bool = &|_| false;
 
     #[test]
     fn place_when_evicted_then_free_only_after_it_has_cooled() {
         let mut places = places();
-        let (place, gone) = places.evict(NOTHING_STAYS).unwrap();
+        let (place, gone) = places.evict(ANYBODY, NOTHING_STAYS).unwrap();
         assert_eq!((place, gone), (0, record(1)));
         assert_eq!((places.num_free(), places.num_published()), (2, 1));
         let retired = places.take_retired();
@@ -313,12 +355,12 @@ mod tests {
         places.hold(0);
         assert!(
             places
-                .evict(&|record| record.identity.generation == 2)
+                .evict(ANYBODY, &|record| record.identity.generation == 2)
                 .is_none()
         );
-        assert_eq!(places.evict(NOTHING_STAYS).unwrap().0, 1);
+        assert_eq!(places.evict(ANYBODY, NOTHING_STAYS).unwrap().0, 1);
         places.release(0);
-        assert_eq!(places.evict(NOTHING_STAYS).unwrap().0, 0);
+        assert_eq!(places.evict(ANYBODY, NOTHING_STAYS).unwrap().0, 0);
     }
 
     #[test]
@@ -328,11 +370,11 @@ mod tests {
         assert!(places.rejoin(&[9; 4]).is_empty());
         assert_eq!(places.rejoin(&[1; 4]).len(), 2);
         places.make_all_stale();
-        let place = places.take_free().unwrap();
+        let place = places.take_free(Owner::NOBODY).unwrap();
         places.publish(place, record(3), Standing::Live);
-        assert_eq!(places.evict(NOTHING_STAYS).unwrap().0, 0);
-        assert_eq!(places.evict(NOTHING_STAYS).unwrap().0, 1);
-        assert_eq!(places.evict(NOTHING_STAYS).unwrap().0, 2);
+        assert_eq!(places.evict(ANYBODY, NOTHING_STAYS).unwrap().0, 0);
+        assert_eq!(places.evict(ANYBODY, NOTHING_STAYS).unwrap().0, 1);
+        assert_eq!(places.evict(ANYBODY, NOTHING_STAYS).unwrap().0, 2);
     }
 
     #[test]
@@ -348,17 +390,43 @@ mod tests {
     fn records_when_all_are_retired_then_none_is_left_and_every_place_is_free_once_cooled() {
         let mut places = places();
         places.make_all_stale();
-        let place = places.take_free().unwrap();
+        let place = places.take_free(Owner::NOBODY).unwrap();
         places.publish(place, record(3), Standing::Live);
-        let writing = places.take_free().unwrap();
+        let writing = places.take_free(Owner::NOBODY).unwrap();
         places.hold(0);
         assert_eq!(places.retire_all(), 3);
-        assert!(places.evict(NOTHING_STAYS).is_none());
+        assert!(places.evict(ANYBODY, NOTHING_STAYS).is_none());
         assert_eq!((places.num_published(), places.num_free()), (0, 0));
         let retired = places.take_retired();
         places.cooled(retired.into_iter().map(|(place, _)| place));
         assert_eq!(places.num_free(), 3);
         places.publish(writing, record(4), Standing::Live);
         assert_eq!(places.retire_all(), 1, "one that was being written");
+    }
+
+    #[test]
+    fn places_when_they_are_used_then_each_is_counted_for_its_owner_until_it_is_retired() {
+        let (one, other) = (Owner::of(1), Owner::of(2));
+        let mut places = places();
+        let used =
+            |places: &Places| [Owner::NOBODY, one, other].map(|owner| places.used().of(owner));
+        let place = places.take_free(one).unwrap();
+        assert_eq!(used(&places), [2, 1, 0]);
+        places.publish(place, record(3), Standing::Live);
+        let lost = places.take_free(other).unwrap();
+        places.give_up(lost);
+        places.adopt(0, other);
+        places.adopt(place, other);
+        assert_eq!(used(&places), [1, 1, 1]);
+        let may_go = |owner: Owner| owner == other;
+        assert_eq!(places.evict(&may_go, NOTHING_STAYS).unwrap().0, 0);
+        assert!(places.evict(&may_go, NOTHING_STAYS).is_none());
+        assert_eq!(used(&places), [1, 1, 0]);
+        places.make_all_stale();
+        places.rejoin(&[1; 4]);
+        places.retire(place, 3).unwrap();
+        assert_eq!(used(&places), [1, 0, 0]);
+        assert_eq!(places.retire_all(), 1);
+        assert_eq!(used(&places), [0, 0, 0]);
     }
 }

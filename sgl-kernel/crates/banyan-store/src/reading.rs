@@ -314,7 +314,8 @@ impl ReadJob {
         !self.ticket.is_late() && failed.into_iter().any(is_others)
     }
 
-    /// After the record's state was looked at: what looked damaged may have been overwritten by its owner.
+    /// After the record's state was looked at: what is not what it should be may have been overwritten by its owner. If it has not,
+    /// and is still said to be there, it is damaged; also where another page lies in its place, or no file.
     pub fn reclassify(&mut self, is_still_there: impl Fn(&Hit) -> bool) -> Vec<Hit> {
         let mut damaged = Vec::new();
         let mut failed = self
@@ -326,7 +327,7 @@ impl ReadJob {
             let hit = &self.pages[*page].hit;
             if !is_still_there(hit) {
                 *reason = Reason::Gone;
-            } else if !matches!(*reason, Reason::Gone | Reason::Late) {
+            } else if !matches!(*reason, Reason::Refused | Reason::Late) {
                 damaged.push(*hit);
             }
         }

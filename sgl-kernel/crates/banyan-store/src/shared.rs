@@ -27,7 +27,8 @@ pub struct Inbox {
     pub reads: Vec<ReadJob>,
     /// Pages will move in and out of these.
     pub memories: Vec<Arc<SharedMemory>>,
-    pub vanished: Vec<ShelfId>,
+    /// Their files are to be let go of: they are gone, or may be others by now.
+    pub left: Vec<ShelfId>,
     pub is_closing: bool,
 }
 
@@ -182,7 +183,12 @@ impl Shared {
                 }
             }
         }
-        self.inbox().vanished.extend(shelves);
+        self.leave_files(shelves);
+    }
+
+    /// Files of these shelves are opened again when they are needed.
+    pub fn leave_files(&self, shelves: &[ShelfId]) {
+        self.inbox().left.extend(shelves);
         self.wake();
     }
 
@@ -249,9 +255,9 @@ impl Shared {
                     "banyan: the store's {thread} has failed (its last words are above): nothing is looked up or stored there until the \
                      server is started again"
                 );
-                let lost = self.lock().lose_thread();
-                for page in lost {
-                    self.release_claim(&page.namespace, &page.key);
+                self.lock().lose_thread();
+                if let Some(traffic) = &self.traffic {
+                    traffic.stop();
                 }
                 self.changed.notify_all();
                 Ended::Early

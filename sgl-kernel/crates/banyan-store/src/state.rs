@@ -7,6 +7,8 @@
 //!
 //! A page: queued -> writing -> written -> stored; from each of the first three also -> failed.
 
+mod eviction;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -19,6 +21,7 @@ use crate::format::{NO_PARENT, Namespace, Record};
 use crate::geometry::Place;
 use crate::pacing::Permit;
 use crate::places::Places;
+use crate::shares::{Owner, Share};
 
 /// What `put` says about one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +54,7 @@ pub struct Queued {
     pub key: Key,
     pub parent: Key,
     pub namespace: Namespace,
+    pub owner: Owner,
     pub memory: Arc<SharedMemory>,
     pub offset: u64,
 }
@@ -150,6 +154,8 @@ pub struct State {
     pub own: Option<Own>,
     /// Pages that go only when nothing else can.
     kept: HashSet<Key, KeyHash>,
+    /// Of the own shelf, for each owner of pages, where whose they are matters.
+    pub share: Option<Share>,
     pub backlog: Backlog,
     pub outcomes: Vec<(Key, Outcome)>,
     pub permit: Permit,
@@ -178,6 +184,7 @@ impl State {
             catalog: Catalog::default(),
             own: None,
             kept: HashSet::default(),
+            share: None,
             backlog: Backlog::default(),
             outcomes: Vec::new(),
             permit: Permit::Open,
@@ -249,13 +256,13 @@ impl State {
         self.has_lost_thread
     }
 
-    /// Nothing that waits will be done. Returns what had not started.
-    pub fn lose_thread(&mut self) -> Vec<Queued> {
+    /// Nothing that waits will be done.
+    pub fn lose_thread(&mut self) {
         self.has_lost_thread = true;
         self.num_stall_changes += 1;
         self.counters.lost_threads += 1;
         self.stopped = Some("a thread of the store has failed");
-        self.fail_queue()
+        self.fail_queue();
     }
 
     pub fn count_put(&mut self, verdict: Verdict) {
@@ -313,34 +320,6 @@ impl State {
         for key in keys {
             self.kept.remove(key);
         }
-    }
-
-    /// Evicts up to `count` own records by age, those that are kept last.
-    pub fn evict(&mut self, count: usize) -> usize {
-        let Some(own) = &mut self.own else { return 0 };
-        let mut num_evicted = 0;
-        let mut spares = !self.kept.is_empty();
-        while num_evicted < count {
-            let (catalog, awaited, kept) = (&self.catalog, &self.backlog.awaited, &self.kept);
-            let stays = |record: &Record| {
-                let key = &record.identity.key;
-                catalog.has_children(key)
-                    || awaited.contains_key(key)
-                    || (spares && kept.contains(key))
-            };
-            let Some((place, record)) = own.places.evict(&stays) else {
-                if spares {
-                    spares = false;
-                    continue;
-                }
-                break;
-            };
-            let generation = record.identity.generation;
-            self.catalog.retire(own.index, place, generation);
-            num_evicted += 1;
-        }
-        self.counters.evicted_pages += num_evicted as u64;
-        num_evicted
     }
 
     /// Withdraws every own record, whatever stands behind it; how many. A new manifest takes them all at once.

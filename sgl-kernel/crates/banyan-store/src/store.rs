@@ -25,6 +25,7 @@ use crate::opening::{Wanted, open_own};
 use crate::pacing::Permit;
 use crate::reading::{ReadJob, ReadTicket, Reason};
 use crate::shared::Shared;
+use crate::shares::{Owner, Share};
 use crate::state::{Outcome, Queued, Reach, State, Verdict};
 use crate::traffic::{Claim, Traffic};
 
@@ -191,7 +192,8 @@ impl Store {
         {
             let mut state = self.shared.lock();
             if state.namespace != found.namespace {
-                job.fail_all(Reason::Gone);
+                // They are gone when it has ended, unless the namespace is the old one again by then.
+                job.fail_all(Reason::Refused);
             }
             state.hold(hits);
         }
@@ -212,6 +214,18 @@ impl Store {
     /// Queues a chain of pages. Frames of queued pages are the store's until `completed` names their keys.
     pub fn put(
         &self,
+        keys: &[Key],
+        parent: Option<Key>,
+        memory: &Arc<SharedMemory>,
+        offsets: &[u64],
+    ) -> Result<Vec<Verdict>> {
+        self.put_for(Owner::NOBODY, keys, parent, memory, offsets)
+    }
+
+    /// As `put`, of pages that are an owner's.
+    pub fn put_for(
+        &self,
+        owner: Owner,
         keys: &[Key],
         parent: Option<Key>,
         memory: &Arc<SharedMemory>,
@@ -246,6 +260,7 @@ impl Store {
                     key,
                     parent,
                     namespace,
+                    owner,
                     memory: memory.clone(),
                     offset,
                 });
@@ -368,6 +383,16 @@ impl Store {
 
     pub fn keep(&self, keys: &[Key]) {
         self.shared.lock().keep(keys);
+    }
+
+    /// From now on each owner has this share of the own shelf while others want room.
+    pub fn share_out(&self, share: f64) {
+        self.shared.lock().share = Some(Share(share));
+    }
+
+    /// Those of the leading keys that lie on the own shelf, and are nobody's, are an owner's from now on.
+    pub fn adopt(&self, owner: Owner, keys: &[Key]) {
+        self.shared.lock().adopt(keys, owner);
     }
 
     pub fn let_go(&self, keys: &[Key]) {

@@ -70,9 +70,14 @@ impl Traffic {
         };
         let traffic = Self { path, memory, row };
         traffic.words(0, 1)[0].store(MAGIC, Ordering::Relaxed);
-        traffic.set_reading(0);
-        traffic.forget_claims();
+        traffic.stop();
         Ok(traffic)
+    }
+
+    /// This process reads and writes nothing now, whatever its row has said.
+    pub fn stop(&self) {
+        self.set_reading(0);
+        self.forget_claims();
     }
 
     fn words(&self, at: usize, count: usize) -> &[AtomicU64] {

@@ -31,6 +31,7 @@ use crate::geometry::{BLOCK_BYTES, Place, Segmenting};
 use crate::growth::Limits;
 use crate::locks::Lock;
 use crate::pacing::Load;
+use crate::said::Said;
 use crate::shared::Shared;
 use crate::state::Queued;
 use room::NoGrowth;
@@ -169,6 +170,8 @@ pub struct Writer {
     /// Since when another process has had the store's lock, whenever it was tried.
     locked_out_since: Option<Instant>,
     stopped_until: Option<Instant>,
+    said_of_growth: Said,
+    said_of_manifest: Said,
     _lock: Lock,
 }
 
@@ -205,6 +208,8 @@ impl Writer {
             no_growth_until: None,
             locked_out_since: None,
             stopped_until: None,
+            said_of_growth: Said::default(),
+            said_of_manifest: Said::default(),
             _lock: opened.lock,
         })
     }

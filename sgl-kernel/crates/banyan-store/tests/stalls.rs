@@ -6,9 +6,11 @@ mod rig;
 use std::time::{Duration, Instant};
 
 use banyan_lab::{Faults, HANG};
+use banyan_shm::frame::Key;
 use banyan_store::directory::Stripe;
 use banyan_store::state::Verdict;
 use banyan_store::store::Options;
+use banyan_store::traffic::Traffic;
 use rig::{Rig, Scratch, key, options};
 
 fn faulty(scratch: &Scratch, faults: &str, stall_after: Duration) -> Options {
@@ -54,6 +56,30 @@ fn read_when_the_device_hangs_then_waiters_go_on_and_the_store_is_left_alone_unt
         std::thread::sleep(HANG / 20);
     }
     assert_eq!(rig.stat("stalls"), 1);
+}
+
+#[test]
+fn read_when_another_has_all_of_a_device_that_hangs_then_its_waiters_go_on_as_well() {
+    let scratch = Scratch::new();
+    let rig = Rig::open(&faulty(&scratch, "seed=1,hang=1", HANG / 2));
+    let chain: Vec<u64> = (0..40).collect();
+    rig.keep(None, &chain);
+    let keys: Vec<Key> = chain.iter().map(|number| key(*number)).collect();
+    let found = rig.store.lookup(&keys);
+    let offsets: Vec<u64> = chain.iter().map(|frame| rig.offset(*frame)).collect();
+    let started = Instant::now();
+    let first = rig.store.read(&found, 40, &rig.memory, &offsets, 1);
+    let offsets = [rig.offset(50)];
+    let second = rig.store.read(&found, 1, &rig.memory, &offsets, 1);
+    let reads = [first.unwrap(), second.unwrap()];
+    for read in &reads {
+        read.progress.wait_layer(2);
+        assert!(started.elapsed() < HANG, "it waited for the device");
+        assert!(read.is_late());
+    }
+    for read in reads {
+        assert_eq!(read.finish().len(), read.num_pages);
+    }
 }
 
 #[test]
@@ -144,6 +170,14 @@ fn io_thread_when_it_fails_then_said_counted_and_nobody_waits_for_it() {
         // It writes down where it was.
         assert!(started.elapsed() < Duration::from_secs(30));
         std::thread::sleep(Duration::from_millis(5));
+    }
+    let other = Traffic::open(&scratch.path().join("store")).unwrap();
+    while other.reads_elsewhere() > 0 {
+        assert!(
+            started.elapsed() < HANG * 20,
+            "it keeps others from writing"
+        );
+        std::thread::sleep(HANG / 20);
     }
     assert_eq!(rig.stat("is_stopped"), 1);
     assert_eq!(rig.num_found(&[1]), 0);

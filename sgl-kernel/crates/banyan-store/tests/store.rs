@@ -5,8 +5,11 @@ mod rig;
 
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
 use banyan_lab::Faults;
+use banyan_shm::memory::SharedMemory;
 use banyan_store::pacing::Permit;
 use banyan_store::reading::Reason;
 use banyan_store::state::{Outcome, Verdict};
@@ -71,6 +74,26 @@ fn pages_when_many_wait_then_neighbours_go_down_together_in_either_direction() {
         let num_operations = rig.stat("write_operations") - num_operations;
         assert!(num_operations < 60, "{num_operations} for 60 pages again");
         assert_eq!(rig.fetch(&chain, 1), []);
+    }
+}
+
+#[test]
+fn pages_when_their_memory_is_mapped_where_another_was_then_they_come_there() {
+    let scratch = Scratch::new();
+    let rig = Rig::open(&options(scratch.path()));
+    rig.keep(None, &[0]);
+    let found = rig.store.lookup(&[key(0)]);
+    for _ in 0..4 {
+        let memory = Arc::new(SharedMemory::create(1 << 20, "another").unwrap());
+        let read = rig.store.read(&found, 1, &memory, &[4096], 3).unwrap();
+        assert_eq!(read.finish(), []);
+        // Until the read has let go of it.
+        for _ in 0..100 {
+            if Arc::strong_count(&memory) == 1 {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 
@@ -276,6 +299,44 @@ fn page_when_a_bit_on_disk_flips_then_named_as_bad_and_never_found_again() {
     // It can be stored again, in another place or this.
     rig.keep(Some(1), &[2]);
     assert_eq!(rig.fetch(&[0, 1, 2, 3], 1), []);
+}
+
+#[test]
+fn page_when_another_lies_in_its_place_then_withdrawn_and_stored_again() {
+    for layers_per_step in [1, 3] {
+        let scratch = Scratch::new();
+        let rig = Rig::open(&options(scratch.path()));
+        rig.keep(None, &[0, 1, 2]);
+        let [segment] = &segment_files(scratch.path())[..] else {
+            panic!("one segment")
+        };
+        // As a drive that writes to a wrong place: the first record, whole, on the second.
+        let file = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(segment)
+            .unwrap();
+        let mut record = vec![0; 4096 + 16384];
+        file.read_exact_at(&mut record, 4096).unwrap();
+        file.write_all_at(&record, 4096 + 4096 + 16384).unwrap();
+        file.sync_all().unwrap();
+        assert_eq!(rig.fetch(&[0, 1, 2], layers_per_step).len(), 1);
+        assert_eq!(rig.num_found(&[0, 1, 2]), 1);
+        rig.keep(Some(0), &[1]);
+        assert_eq!(rig.fetch(&[0, 1, 2], layers_per_step), []);
+    }
+}
+
+#[test]
+fn segment_when_somebody_has_removed_its_file_then_its_pages_are_withdrawn_as_they_are_read() {
+    let scratch = Scratch::new();
+    Rig::open(&options(scratch.path())).keep(None, &[0]);
+    let rig = Rig::open(&options(scratch.path()));
+    for segment in segment_files(scratch.path()) {
+        std::fs::remove_file(segment).unwrap();
+    }
+    assert_eq!(rig.fetch(&[0], 1), [(0, Reason::Gone)]);
+    assert_eq!(rig.num_found(&[0]), 0);
 }
 
 #[test]

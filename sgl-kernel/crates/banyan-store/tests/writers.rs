@@ -107,6 +107,29 @@ fn reader_when_the_owner_replaces_its_manifest_then_follows() {
 }
 
 #[test]
+fn shelf_when_its_manifest_does_not_verify_any_more_then_a_reader_forgets_what_it_said() {
+    let scratch = Scratch::new();
+    let owner = Rig::open(&options(scratch.path()));
+    let reader = Rig::open(&Options {
+        purpose: Purpose::ReadOnly,
+        ..options(scratch.path())
+    });
+    owner.keep(None, &[0]);
+    reader.store.refresh().unwrap();
+    assert_eq!(reader.num_found(&[0]), 1);
+    drop(owner);
+    let shelves = fs::read_dir(scratch.path().join("store")).unwrap();
+    let mut shelves = shelves.map(|entry| entry.unwrap().path());
+    let shelf = shelves.find(|path| path.is_dir()).unwrap();
+    fs::remove_file(shelf.join("manifest-1")).unwrap();
+    fs::write(shelf.join("manifest-1"), [0; 5000]).unwrap();
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    fs::set_permissions(shelf.join("manifest-1"), private).unwrap();
+    reader.store.refresh().unwrap();
+    assert_eq!(reader.num_found(&[0]), 0);
+}
+
+#[test]
 fn shelf_when_its_writer_is_gone_then_adopted_by_one_and_readable_for_all() {
     let scratch = Scratch::new();
     let [first, second] = two(&scratch);
@@ -132,6 +155,30 @@ fn shelf_when_its_writer_is_gone_then_adopted_by_one_and_readable_for_all() {
 }
 
 #[test]
+fn segment_when_its_shelf_shrank_and_grew_again_then_a_reader_finds_the_new_file() {
+    let scratch = Scratch::new();
+    let large = options(scratch.path());
+    let mut small = large.clone();
+    small.limits.share_bytes = 270 << 10;
+    let owner = Rig::open(&large);
+    let reader = Rig::open(&Options {
+        purpose: Purpose::ReadOnly,
+        ..large.clone()
+    });
+    let [old, new]: [Vec<u64>; 2] = [(0..30).collect(), (100..130).collect()];
+    owner.keep(None, &old);
+    reader.store.refresh().unwrap();
+    assert_eq!(reader.fetch(&old, 1), []);
+    drop(owner);
+    drop(Rig::open(&small));
+    Rig::open(&large).keep(None, &new);
+    reader.store.refresh().unwrap();
+    for layers_per_step in [1, 3] {
+        assert_eq!(reader.fetch(&new, layers_per_step), []);
+    }
+}
+
+#[test]
 fn shelf_when_nobody_owns_it_and_space_is_short_then_removed() {
     let scratch = Scratch::new();
     let mut options = options(scratch.path());
@@ -148,6 +195,27 @@ fn shelf_when_nobody_owns_it_and_space_is_short_then_removed() {
     assert!(rig.stat("own_places") > 20, "{:?}", rig.store.stats());
     drop(rig);
     assert_eq!(Rig::open(&old).num_found(&[0]), 0);
+}
+
+#[test]
+fn shelf_when_it_cannot_be_removed_then_another_one_makes_room() {
+    let scratch = Scratch::new();
+    let mut options = options(scratch.path());
+    options.limits.quota_bytes = 1 << 20;
+    for number in [8, 9] {
+        let old = Options {
+            namespace: [number; 4],
+            ..options.clone()
+        };
+        Rig::open(&old).keep(None, &(0..8).collect::<Vec<_>>());
+    }
+    let shelves = fs::read_dir(scratch.path().join("store")).unwrap();
+    let shelves = shelves.map(|entry| entry.unwrap().path());
+    let first = shelves.filter(|path| path.is_dir()).min().unwrap();
+    fs::create_dir(first.join("somebody's")).unwrap();
+    let rig = Rig::open(&options);
+    rig.keep(None, &[0, 1]);
+    assert_eq!(rig.num_found(&[0, 1]), 2);
 }
 
 #[test]

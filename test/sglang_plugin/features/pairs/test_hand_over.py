@@ -4,6 +4,7 @@ managers of both engines, without network and without the engine."""
 
 import queue
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from sglang.srt.disaggregation.base.conn import KVPoll
 from sglang.srt.disaggregation.common import conn
 from sglang.srt.disaggregation.utils import DisaggregationMode, KVClassType
 
+from banyan.features.pairs import AskedRooms
 from banyan.features.pairs.rank import by_mooncake, by_nixl, hand_over
 from banyan.sglang_plugin.rank.reporting import report
 from banyan.telemetry import Counters
@@ -100,6 +102,19 @@ def test_rooms_when_many_were_given_up_then_the_oldest_are_forgotten(manager, mo
     assert len(failures(manager)) == 2 and manager.request_status == {1: KVPoll.WaitingForInput}
 
 
+def test_aborts_when_sglang_never_clears_their_rooms_then_no_table_grows_without_bound(manager):
+    manager.req_to_decode_prefix_len = {}
+    manager.rooms = AskedRooms(time.monotonic, max_rooms=3)
+    for room in range(1, 10):
+        sender = sender_of(manager, room)
+        asks(manager, room)
+        manager.req_to_decode_prefix_len[room] = 0
+        sender.abort()
+    assert len(failures(manager)) == 9
+    tables = (manager.request_status, manager.transfer_infos, manager.failure_records, manager.req_to_decode_prefix_len)
+    assert [list(table) for table in tables] == [[7, 8, 9]] * 4
+
+
 def test_status_when_nothing_was_given_up_then_it_is_sglangs(manager):
     sender_of(manager)
     asks(manager)
@@ -134,3 +149,54 @@ def test_rank_when_it_is_named_for_a_room_then_it_is_the_one_that_decode_servers
     sender.bootstrap_server_url = "p:1"
     sender._register_prefill_dp_rank()
     assert told == [("http://p:1/register_dp_rank", {"bootstrap_room": ROOM, "dp_rank": named})]
+
+
+class Bootstrap:
+    """What a prefill server tells, and a decode server of the same kind hears of it."""
+
+    def __init__(self, monkeypatch, manager, *, layout=None):
+        self.manager, self.told = manager, None
+        manager.kv_layout, manager.prefill_info_table = layout, {}
+        monkeypatch.setattr(
+            conn.CommonKVManager, "register_to_bootstrap", lambda manager: self._hear(manager.kv_layout)
+        )
+        self._patch = monkeypatch
+
+    def _hear(self, layout):
+        self.told = layout
+        self.manager.prefill_info_table["10.0.0.1:8998"] = SimpleNamespace(kv_layout=layout)
+
+    def be(self, weights):
+        """From now on the manager is of a server that has loaded these."""
+        self._patch.setattr(hand_over.at_rank, "loaded_weights", lambda: weights)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "layout", "fails"),
+    [
+        ("a", "b", None, True),
+        ("a", "a", None, False),
+        ("", "b", None, False),
+        ("a", "", None, False),
+        ("a", "b", "one of two layouts", False),
+    ],
+    ids=["different", "equal", "not told", "not known here", "the pool's layout is told"],
+)
+def test_request_when_the_prefill_server_has_other_weights_then_it_fails_with_the_reason_and_nothing_is_taken(
+    monkeypatch, manager, prefill, decode, layout, fails
+):
+    bootstrap = Bootstrap(monkeypatch, manager, layout=layout)
+    bootstrap.be(prefill)
+    manager.register_to_bootstrap()
+    bootstrap.be(decode)
+    kind, begun = manager.engine_module.CLASSES[KVClassType.RECEIVER], []
+    monkeypatch.setattr(conn.CommonKVReceiver, "init", lambda receiver, rank: begun.append(rank))
+    receiver = kind.__new__(kind)
+    receiver.kv_mgr, receiver.bootstrap_addr, receiver.bootstrap_room = manager, "10.0.0.1:8998", ROOM
+    receiver.conclude_state = None
+    manager.update_status(ROOM, KVPoll.Bootstrapping)
+    receiver.init(3)
+    assert begun == ([] if fails else [3])
+    assert (receiver.conclude_state == KVPoll.Failed) is fails
+    assert ("other weights" in manager.failure_records.get(ROOM, "")) is fails
+    assert layout is None or bootstrap.told == layout

@@ -146,6 +146,20 @@ def test_request_when_the_pool_has_no_slots_then_it_fails_with_the_words_that_ha
     assert server.match().decode_prefix_len == NUM_HELD * PAGE, "the next attempt is sent all of it"
 
 
+def test_request_when_its_copy_cannot_be_begun_then_it_alone_fails(server, monkeypatch):
+    def fails(promised, frames):
+        raise OSError("cannot start the copy thread")
+
+    monkeypatch.setattr(server.take_backs, "begin", fails)
+    server.let_in(server.match())
+    # The slots are its own, and go with it.
+    assert server.receiver.sent and server.req.kv.cache_protected_len == NUM_HELD * PAGE
+    assert server.receiver.poll() == KVPoll.Failed and server.receiver.failures == [(11, FAILED)]
+    collect()
+    assert server.take_backs.num_open == 0
+    assert len(server.arena.frame_table.retire(frames(5, 6))) == 16, "nobody reads them"
+
+
 def test_request_when_it_is_matched_again_and_again_before_there_is_room_then_each_promise_ends_with_its_step(server):
     for _ in range(3):
         assert server.match().decode_prefix_len == 4 * PAGE

@@ -2,6 +2,7 @@
 """The linker of a model with states as SGLang drives it: two ranks in one process, with SGLang's own pools."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,7 @@ from banyan import _native
 from banyan.config import Config
 from banyan.features.states.pools import state_pool
 from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.pools import quarantine
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.host_pool import SharedMHAPool
 from banyan.sglang_plugin.rank import hooks, identity
@@ -251,6 +253,38 @@ def test_slots_when_some_are_read_then_only_an_allocation_that_these_would_satis
     assert slots.schedulable_available_size() == NUM_STATES - 1, "ranks in step plan nothing with what is read"
     assert slots.alloc(NUM_STATES) is None and slots.wait_us > 0
     assert reader.land() and len(slots.alloc(NUM_STATES)) == NUM_STATES
+
+
+def test_slots_when_two_ranks_wait_for_what_each_was_promised_of_the_other_then_one_gives_up_and_both_go_on(
+    monkeypatch, caplog
+):
+    monkeypatch.setattr(quarantine, "OLD_S", 0.02)
+    monkeypatch.setattr(quarantine, "CIRCLE_S", 0.1)
+    ranks = two_ranks(monkeypatch)
+    names = [keys(1, 2), keys(3, 4)]
+    states = [rank.offload(own)[1] for rank, own in zip(ranks, names, strict=True)]
+    loaded = []
+    for rank, others in zip(ranks, reversed(names), strict=True):
+        rank.lookup(others)
+        loaded.append(rank.load(others))
+    for rank, state in zip(ranks, states, strict=True):
+        slots = rank.slots.mamba_allocator
+        slots.free(state)
+        assert len(slots.alloc(len(slots.free_slots))) == NUM_STATES - 2
+
+    def go_on(rank):
+        """The other may have to wait until this one has."""
+        slot = rank.slots.mamba_allocator.alloc(1)
+        return slot, rank.land()
+
+    began_s = time.monotonic()
+    with ThreadPoolExecutor(2) as pool:
+        got, landed = zip(*pool.map(go_on, ranks), strict=True)
+    assert [slot.tolist() for slot in got] == [state.tolist() for state in states]
+    assert time.monotonic() - began_s < quarantine.READER_PATIENCE_S / 4
+    assert False in landed, "what is given up fails, and SGLang computes it"
+    assert "fetch(es) are given up" in caplog.text
+    assert [rank.slots.mamba_allocator._num_held for rank in ranks] == [0, 0]
 
 
 def test_slots_when_the_cache_is_flushed_under_a_reader_then_the_one_that_is_read_waits(ranks):

@@ -10,12 +10,17 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from sglang.srt.entrypoints import http_server
+from sglang.srt.managers.communicator import FanOutCommunicator
 from sglang.srt.managers.io_struct import DumperControlReqOutput
 from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
+from sglang.srt.plugins import load_plugins
 from test.sglang_plugin.rank.hooked import hooked
 
+from banyan import faults
 from banyan.config import Config
-from banyan.features.told.launcher import hints, route
+from banyan.features.told.command import Command
+from banyan.features.told.launcher import hints, route, telling_ranks
+from banyan.features.told.table import Refused
 from banyan.routing.cache_path import CACHE_PATH
 from banyan.routing.conversation import name_of
 from banyan.routing.headers import TENANT_HEADER
@@ -34,8 +39,13 @@ class Sglang:
     def __init__(self):
         self.model_config = SimpleNamespace(vocab_size=1000)
         self.context_len = 4096
-        self.tokenizer = SimpleNamespace(encode=lambda text: list(text.encode()))
+        self.tokenizer = SimpleNamespace(encode=self.encode)
         self.refuses, self.told = ["", ""], []
+
+    def encode(self, text):
+        if any("\ud800" <= char <= "\udfff" for char in text):
+            raise TypeError("TextEncodeInput must be Union[...]")
+        return list(text.encode())
 
     def auto_create_handle_loop(self):
         pass
@@ -46,6 +56,15 @@ class Sglang:
             DumperControlReqOutput(success=not line, response=[] if line else [{"num_pages": 1}], error=line)
             for line in self.refuses
         ]
+
+
+@pytest.fixture(autouse=True)
+def hooks_in_place():
+    """On SGLang's classes, as in each process that a client reaches, whichever tests ran before; none of them fails."""
+    load_plugins()
+    before = faults.counts()
+    yield
+    assert faults.counts() == before
 
 
 @pytest.fixture
@@ -105,17 +124,114 @@ def test_action_when_malformed_then_400_and_no_rank_hears_of_it(manager, payload
     assert manager.told == []
 
 
-@pytest.mark.parametrize("more", [{"lora_id": "x"}, {"mm_inputs": object()}])
+@pytest.mark.parametrize(
+    "more", [{"lora_id": "x"}, {"mm_inputs": object()}, {"session_params": SimpleNamespace(id="talk", rid=None)}]
+)
 def test_pin_when_its_prompt_is_more_than_tokens_then_400(manager, more):
     with pytest.raises(BadRequest, match="not known by its tokens"):
         ask(manager, ("pin", "1", {}), **more)
+    assert manager.told == []
 
 
-def test_pin_when_one_rank_alone_refuses_then_400_with_its_line_and_the_others_release_it(manager):
+def test_pin_when_a_turn_of_a_session_names_its_tokens_then_it_is_kept_for_the_session(manager):
+    ask(manager, ("pin", "1", {"input_ids": [7, 8]}), session_params=SimpleNamespace(id="talk", rid="turn 1"))
+    (pin,) = manager.told
+    assert (pin["input_ids"], pin["session"]) == ([7, 8], name_of("talk"))
+
+
+def test_pin_when_one_rank_alone_refuses_then_400_with_its_line_and_the_others_take_it_back(manager):
     manager.refuses = ["", "over the budget"]
     with pytest.raises(BadRequest, match=r"^kv_hints: pin: over the budget$"):
         ask(manager, ("pin", "1", {}))
-    assert [body["action"] for body in manager.told] == ["pin", "release"]
+    assert [(body["action"], body["takes_back"]) for body in manager.told] == [("pin", False), ("release", True)]
+
+
+async def all_that_can_run():
+    """Goes on; how long that takes does not matter."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+class SlowSglang(Sglang):
+    """Its ranks answer when ``answer`` is called, as SGLang hands their answers on."""
+
+    def __init__(self):
+        super().__init__()
+        self.communicator = FanOutCommunicator(self.told.append, fan_out=1)
+
+    async def dumper_control(self, asked):
+        return await self.communicator(asked.body)
+
+    async def answer(self, name):
+        self.communicator.handle_recv(DumperControlReqOutput(success=True, response=[{"of": name}]))
+        await all_that_can_run()
+
+    def begin(self, salt, action="list"):
+        return asyncio.ensure_future(
+            telling_ranks.tell(self, Command.of({"action": action, "input_ids": [1], "cache_salt": salt}))
+        )
+
+
+def test_command_when_its_client_leaves_then_its_answer_does_not_go_to_the_next_one():
+    async def run():
+        sglang = SlowSglang()
+        gone = sglang.begin("a")
+        await all_that_can_run()
+        gone.cancel()
+        other = sglang.begin("b")
+        await all_that_can_run()
+        await sglang.answer("a")
+        assert not other.done() and [body["cache_salt"] for body in sglang.told] == ["a", "b"]
+        await sglang.answer("b")
+        assert await other == {"of": "b"}
+
+    asyncio.run(run())
+
+
+def test_command_when_its_client_leaves_while_it_waits_for_its_turn_then_no_rank_hears_of_it():
+    async def run():
+        sglang = SlowSglang()
+        first, waiting, last = sglang.begin("a"), sglang.begin("b"), sglang.begin("c")
+        await all_that_can_run()
+        waiting.cancel()
+        await sglang.answer("a")
+        await sglang.answer("c")
+        assert (await first, await last) == ({"of": "a"}, {"of": "c"})
+        assert [body["cache_salt"] for body in sglang.told] == ["a", "c"]
+
+    asyncio.run(run())
+
+
+def test_command_when_a_rank_never_answers_then_everybody_is_told_so_in_time(monkeypatch):
+    monkeypatch.setattr(telling_ranks, "TIMEOUT_S", 0.02)
+
+    async def run():
+        sglang = SlowSglang()
+        for answered in await asyncio.gather(sglang.begin("a"), sglang.begin("b"), return_exceptions=True):
+            assert isinstance(answered, Refused) and "have not answered within" in str(answered)
+        assert len(sglang.told) == 1
+
+    asyncio.run(run())
+
+
+def test_command_when_many_wishes_were_first_then_it_waits_for_one_of_them():
+    async def run():
+        sglang = SlowSglang()
+        wishes = [
+            asyncio.ensure_future(
+                telling_ranks.wish(sglang, Command.of({"action": "retain", "input_ids": [1], "cache_salt": salt}))
+            )
+            for salt in "abc"
+        ]
+        await asyncio.sleep(0.01)
+        asked = sglang.begin("somebody waits")
+        for name in ("a", "somebody waits", "b", "c"):
+            await sglang.answer(name)
+        assert await asked == {"of": "somebody waits"}
+        await asyncio.gather(*wishes)
+        assert [body["cache_salt"] for body in sglang.told] == ["a", "somebody waits", "b", "c"]
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("refusal", ["", "over the budget"])
@@ -182,6 +298,8 @@ def test_path_when_a_prompt_is_text_or_tokens_then_the_ranks_are_told_its_tokens
         {},
         {"action": "pin"},
         {"action": "pin", "text": 5},
+        b'{"action": "pin", "text": "\\ud800"}',
+        {"action": "release", "input_ids": [1], "takes_back": True},
         {"action": "pin", "text": "a", "input_ids": [1]},
         {"action": "pin", "input_ids": [1000]},
         {"action": "demote", "input_ids": [1] * 4097},

@@ -12,6 +12,7 @@ from test.sglang_plugin.rank.test_linker import PAGE, make_rank, polled_until, t
 from banyan import _native
 from banyan.config import Config
 from banyan.features.told.command import METHOD
+from banyan.features.told.rank import told_rank
 from banyan.routing.conversation import name_of
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import requests
@@ -22,11 +23,11 @@ IDS = list(range(100, 100 + 3 * PAGE + 1))
 
 
 class Rig:
-    def __init__(self, monkeypatch, host_gb):
+    def __init__(self, monkeypatch, host_gb, **flags):
         monkeypatch.setattr(runtime, "is_sharing", lambda: True)
         monkeypatch.setattr(runtime, "server_id", lambda: "s")
         monkeypatch.setattr(requests, "_page_keys", None)
-        config = Config(min_fetch_tokens=PAGE, host_gb=host_gb, told_share=0.25)
+        config = Config(min_fetch_tokens=PAGE, host_gb=host_gb, told_share=0.25, **flags)
         rank_table = _native.RankTable.create(4)
         self.rank, _, self.pages = make_rank(monkeypatch, rank_table, 0, config)
         monkeypatch.setattr(runtime, "config", lambda: config)
@@ -77,6 +78,54 @@ def test_pin_when_told_then_its_whole_pages_are_kept_for_its_tenant_alone_until_
     assert rig.rank.state()["told"]["num_prefixes"] == 0
 
 
+def test_release_when_pages_are_kept_no_more_then_the_arena_hears_which(with_arena, monkeypatch):
+    heard = []
+    monkeypatch.setattr(with_arena.rank.kinds.full.tier, "kept_no_more", heard.extend)
+    with_arena.tell("pin")
+    kept = set(with_arena.rank.kept_in_pool)
+    assert heard == []
+    with_arena.tell("release")
+    assert len(heard) == 3 and set(heard) == kept
+
+
+def prompt(number):
+    return [1000 + number, *IDS]
+
+
+def num_pinned_with(rig, makes):
+    """How many prompts can be pinned, each with what ``makes`` makes of its number."""
+    for number in range(100):
+        rig.send({"action": "pin", "input_ids": prompt(number), **makes(number)})
+        if not rig.said[-1].success:
+            return number
+    return 100
+
+
+@pytest.mark.parametrize(
+    ("flags", "makes"),
+    [
+        ({"tenant_secret_file": "s"}, lambda number: {"cache_salt": "a" * 32 + str(number)}),
+        ({"tenant_secret_file": "s"}, lambda number: {"cache_salt": "a" * 32, "extra_key": str(number)}),
+        ({}, lambda number: {"cache_salt": "a", "extra_key": str(number)}),
+    ],
+)
+def test_budget_when_a_tenant_makes_up_salts_and_extra_keys_then_it_has_one_budget_all_the_same(
+    monkeypatch, flags, makes
+):
+    with_one = num_pinned_with(Rig(monkeypatch, 0.0), lambda number: {"cache_salt": "a" * 32})
+    rig = Rig(monkeypatch, 0.0, **flags)
+    assert 0 < num_pinned_with(rig, makes) == with_one < 100
+    rig.tell("pin", cache_salt="b" * 32)
+    assert rig.listed(**makes(0)) == [("pin", 3 * PAGE)], "each salt lists its own"
+
+
+def test_list_when_others_have_told_more_since_then_it_has_what_is_kept(rig, monkeypatch):
+    monkeypatch.setattr(told_rank, "MOST_LISTED", 1)
+    rig.tell("pin", cache_salt="a")
+    rig.tell("pin", cache_salt="b")
+    assert rig.listed(cache_salt="a") == rig.listed(cache_salt="b") == [("pin", 3 * PAGE)]
+
+
 def test_pin_when_its_time_is_over_then_the_next_look_lets_it_go(rig):
     rig.tell("pin", ttl_s=1e-6)
     rig.tell("pin", [*IDS[:PAGE], 7], ttl_s=60)
@@ -105,6 +154,13 @@ def test_pin_when_over_the_budget_then_one_line_and_nothing_else(rig):
 def test_command_when_it_is_none_then_a_line_and_the_rank_goes_on(rig, body, said):
     assert said in rig.refusal(body)
     assert rig.tell("pin")["num_pages"] == 3
+
+
+def test_command_when_the_rank_fails_at_it_then_it_says_so_and_sglang_does_not_say_that_it_is_done(rig, monkeypatch):
+    with monkeypatch.context() as broken:
+        broken.setattr(told_rank.ToldRank, "obey", lambda *args: 1 / 0)
+        assert "failed" in rig.refusal({"action": "pin", "input_ids": IDS})
+    assert len(rig.said) == 1 and rig.tell("pin")["num_pages"] == 3
 
 
 def test_command_when_it_is_sglangs_then_sglang_answers(rig):

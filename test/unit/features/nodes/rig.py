@@ -15,6 +15,7 @@ from test.unit.cache_rig import LAYOUT, make_cache
 from test.unit.directory.rig import NAMESPACE, frames, keys
 
 from banyan import _native
+from banyan.arena.owners import Owners
 from banyan.arena.page_source import Wanted, Worth
 from banyan.arena.prefetch import Prefetch
 from banyan.arena.store_tier import StoreTier
@@ -181,6 +182,7 @@ class StoreNode(Node):
             memory=self.memory,
             block=self.block,
             admission=WriteAdmission(Admission.FIRST_ACCESS, budget=None),
+            owners=Owners(),
             counters=self.counters,
         )
 

@@ -28,6 +28,7 @@ from banyan.features.nodes.wire import (
     Ask,
     Borrow,
     Foreign,
+    Probe,
     Read,
     Refused,
     RemoteLease,
@@ -47,6 +48,7 @@ MESSAGES = st.one_of(
     *(st.builds(kind, NUMBERS, NAMESPACES, KEYS) for kind in (Ask, Read, Borrow)),
     st.builds(Return, st.binary(min_size=TOKEN_BYTES, max_size=TOKEN_BYTES) | st.binary(max_size=20)),
     st.builds(Answer, NUMBERS, NUMBERS),
+    st.builds(Probe, NUMBERS, NUMBERS),
     st.builds(RemoteLease, NUMBERS, st.binary(max_size=20), NUMBERS, st.binary(max_size=40)),
     st.builds(Refused, NUMBERS, st.text(max_size=2 * MAX_REASON)),
 )
@@ -69,14 +71,14 @@ PAYLOADS = st.one_of(
     VALUES.map(msgspec.msgpack.encode),
     st.builds(
         lambda tag, rest: msgspec.msgpack.encode([tag, *rest]),
-        st.sampled_from(["ask", "remote_lease"]),
+        st.sampled_from(["ask", "remote_lease", "probe"]),
         st.lists(VALUES),
     ),
 )
 
 
 @given(PAYLOADS)
-def test_message_when_it_is_anything_then_a_page_server_reads_it_or_drops_it_and_lends_nothing(payload):
+def test_message_when_it_is_anything_then_a_page_server_reads_it_or_drops_it_and_lends_no_page(payload):
     lending = Lending(max_pages=8, clock=time.monotonic)
     try:
         message = read_by_page_server(payload)
@@ -86,10 +88,12 @@ def test_message_when_it_is_anything_then_a_page_server_reads_it_or_drops_it_and
         assert len(unpack_keys(message.keys)) <= MAX_PAGES
         return
     answer = lending.answer(message, port=1)
-    assert isinstance(answer, Refused) or (answer is None and isinstance(message, Return))
+    expected = type(None) if isinstance(message, Return) else RemoteLease if isinstance(message, Probe) else Refused
+    assert isinstance(answer, expected)
     if answer is not None:
         encode(answer)
-    assert lending.remote_leases.num_remote_leases == 0
+    assert lending.remote_leases.num_pages == 0
+    assert lending.remote_leases.num_remote_leases == isinstance(answer, RemoteLease)
 
 
 @given(PAYLOADS)

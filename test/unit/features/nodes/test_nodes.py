@@ -14,6 +14,7 @@ import zmq
 from test.unit.cache_rig import request
 from test.unit.directory.rig import NAMESPACE, frames, keys
 from test.unit.features.nodes.rig import KEYS, NUM_LAYERS, Node, free_address, until, whole
+from zmq.auth.thread import ThreadAuthenticator
 
 from banyan.arena.page_source import Wanted
 from banyan.core import Run, SourceKind
@@ -154,6 +155,23 @@ def test_page_server_when_it_withdraws_then_frames_are_free_and_nothing_is_found
     one.page_server.lending.lend(one.exported())
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_page_server_when_whoever_lets_nodes_in_ends_by_a_fault_then_nothing_is_lent_and_it_can_be_closed(
+    nodes, monkeypatch
+) -> None:
+    async def fails(gate, message):
+        raise RuntimeError("a fault of the authenticator's")
+
+    one, two = nodes
+    one.keep([1, 2, 3], LENT)
+    monkeypatch.setattr(ThreadAuthenticator, "handle_zap_message", fails)
+    two.borrow_from(one.lend())
+    one.page_server.lending.remote_leases.lend(one.page_server.lending._exported.lease(keys(1, 2, 3))[0], None)
+    until(lambda: not one.page_server._thread.is_alive())
+    # The nodes are closed behind the test, as ever.
+    assert one.page_server.lending.remote_leases.num_pages == 0
+
+
 def test_secret_when_it_is_wrong_then_one_line_on_each_side_and_no_answer(nodes, caplog) -> None:
     one, two = nodes
     one.keep([1], LENT[:1])
@@ -262,3 +280,17 @@ def test_borrower_when_its_thread_ends_by_a_fault_then_its_reads_end_and_nobody_
     for _ in range(3):
         borrower._tell(lambda: None)
     assert borrower._commands.qsize() <= 3
+
+
+def test_borrower_when_the_system_has_no_thread_left_then_its_reads_end(nodes, monkeypatch) -> None:
+    def fails(*work):
+        raise RuntimeError("can't start new thread")
+
+    one, two = nodes
+    one.keep([1, 2, 3], LENT)
+    connect(one, two)
+    monkeypatch.setattr(two.borrower._executor, "submit", fails)
+    found = NodeFound(str(one.page_server.address), 0, keys(1, 2))
+    read = two.borrower.read(found, 2, two.memory, array("q", [0, two.block.frame_bytes]))
+    until(lambda: read.has_ended)
+    assert {reason for _, reason in read.finish()} == {"gone"}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The packets of a remote lease carry the traffic class that was asked for, in both directions."""
 
+import contextlib
 import socket
 import threading
 import time
@@ -105,6 +106,25 @@ def test_pull_when_bytes_come_seldom_but_come_then_it_is_whole(monkeypatch, sour
     assert list(tcp.TcpCarrier().pull(source, b"x" * TOKEN_BYTES, target, 1)) == [0]
     thread.join()
     assert target.bytes == bytes([0, 1, 2, 3])
+
+
+def test_pull_when_bytes_come_steadily_and_too_slowly_then_it_ends_all_the_same(monkeypatch, source_socket):
+    monkeypatch.setattr(tcp, "LOOK_S", 0.05)
+
+    def drip():
+        connection, _ = source_socket.accept()
+        with connection, contextlib.suppress(OSError):
+            while True:
+                time.sleep(0.02)
+                connection.sendall(b"x")
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    carrier, began_s = tcp.TcpCarrier(slow_s=0.2), time.monotonic()
+    with pytest.raises(OSError, match="too slowly"):
+        list(carrier.pull(Address(*source_socket.getsockname()), b"x" * TOKEN_BYTES, Layer(200), 2))
+    assert time.monotonic() - began_s < 2
+    thread.join()
 
 
 def test_remote_lease_when_its_reader_stands_still_then_sending_ends_after_a_stall(monkeypatch):

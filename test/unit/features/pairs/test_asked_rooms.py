@@ -44,6 +44,25 @@ def test_room_when_its_request_has_come_then_it_is_never_forgotten():
     assert not rooms.is_claimed(1) and rooms.asked(1) == [4]
 
 
+def test_rooms_when_requests_leave_them_then_the_oldest_are_forgotten_but_for_those_that_are_claimed_again():
+    clock = Clock()
+    rooms = AskedRooms(clock, max_rooms=2, patience_s=10.0)
+    for room in (1, 2, 3):
+        rooms.claim(room)
+    assert [rooms.left(room) for room in (1, 2)] == [[], []] and not rooms.is_claimed(1)
+    rooms.claim(1)
+    assert [rooms.left(room) for room in (3, 4)] == [[], [2]]
+    clock.now_s = 10.5
+    assert rooms.left(5) == [3, 4] and rooms.is_claimed(1)
+
+
+def test_room_when_it_was_left_and_is_asked_for_then_it_waits_as_any_other():
+    rooms = AskedRooms(Clock(), max_rooms=1)
+    rooms.left(1)
+    assert rooms.asked(1) == [] and len(rooms) == 1
+    assert rooms.left(2) == [] and rooms.asked(3) == [1]
+
+
 @given(st.lists(st.tuples(st.sampled_from(["asked", "claim", "release"]), st.integers(0, 9), st.floats(0, 3))))
 def test_rooms_when_anything_happens_then_no_more_wait_than_may_and_each_is_forgotten_once(events):
     clock = Clock()

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from banyan.features.pairs.rendezvous import ROOM_BITS, Rendezvous, address, choose_room, has_broken
+from banyan.features.pairs.rendezvous import ROOM_BITS, Rendezvous, address, broken_with, choose_room
 
 RENDEZVOUS = Rendezvous("10.0.0.1", 8998, 77)
 FIELDS = {"bootstrap_host": "10.0.0.1", "bootstrap_port": 8998, "bootstrap_room": 77}
@@ -44,28 +44,22 @@ REFUSAL = {"text": "", "meta_info": {"finish_reason": {"type": "abort", "message
 
 
 @pytest.mark.parametrize(
-    ("first", "is_broken"),
+    ("first", "status"),
     [
-        (event(ABORT), True),
-        (event({"error": {"message": "m", "code": 500}}), True),
-        (event(REFUSAL), False),
-        (event({"error": {"message": "m", "code": 400}}), False),
-        (event({"text": "a", "meta_info": {"finish_reason": None}}), False),
-        (event({"meta_info": {"finish_reason": {"type": "abort", "message": "by the client"}}}), False),
-        (event(["a list"]), False),
-        (b": ping\n\n", False),
-        (b"", False),
+        (event(ABORT), ABORT["meta_info"]["finish_reason"]["status_code"]),
+        (event({"error": {"message": "m", "code": 503}}), 503),
+        (event(REFUSAL), 0),
+        (event({"error": {"message": "m", "code": 400}}), 0),
+        (event({"text": "a", "meta_info": {"finish_reason": None}}), 0),
+        (event({"meta_info": {"finish_reason": {"type": "abort", "message": "by the client"}}}), 0),
+        (event(["a list"]), 0),
+        (b": ping\n\n", 0),
+        (b"", 0),
     ],
 )
-def test_stream_when_its_first_event_is_a_server_error_then_it_is_broken(first, is_broken):
-    assert has_broken(200, first, is_stream=True) is is_broken
+def test_stream_when_its_first_event_is_a_server_error_then_it_is_broken(first, status):
+    assert broken_with(200, first, is_stream=True) == status
 
 
 def test_answer_when_its_status_is_a_server_error_then_it_is_broken():
-    assert [has_broken(status, b"", is_stream=False) for status in (200, 400, 422, 500, 503)] == [
-        False,
-        False,
-        False,
-        True,
-        True,
-    ]
+    assert [broken_with(status, b"", is_stream=False) for status in (200, 400, 422, 500, 503)] == [0, 0, 0, 500, 503]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,14 @@ def test_room_when_there_is_none_then_the_longest_unused_go_down_to_nine_tenths(
     made = bound(folder, 10)
     assert made.make_room(2 * PAGE_BYTES)
     assert left(folder) == list("2345678") and made.num_evicted == 2
+
+
+def test_room_when_a_clock_was_wrong_then_what_was_used_in_the_future_goes_first(folder: Path) -> None:
+    future_s = time.time() + 1e7
+    for number in (6, 8):
+        os.utime(folder / "cd" / str(number), (future_s, future_s))
+    assert bound(folder, 10).make_room(2 * PAGE_BYTES)
+    assert left(folder) == list("0123457")
 
 
 def test_room_when_others_have_written_meanwhile_then_they_are_counted(folder: Path) -> None:

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from banyan._native import SharedBytes
-from banyan.features.stores.keyed import KeyedStore
+from banyan.features.stores.keyed import NUM_READERS, KeyedStore
 from banyan.features.stores.value_format import ValueFormat
 from banyan.features.stores.values import Iovec, Transfer, Value
 
 LAYER_BYTES = (4096, 8192)
 FRAME_BYTES = sum(LAYER_BYTES)
 NUM_FRAMES = 8
-STALL_S = 0.3
+STALL_S = 1.0
 
 
 class InMemory:
@@ -74,6 +74,7 @@ class InMemory:
         return come
 
     def remove(self, names: Sequence[str]) -> int:
+        self._answer()
         return sum(self.held.pop(name, None) is not None for name in names)
 
     def stats(self) -> dict[str, int]:
@@ -211,6 +212,23 @@ def test_library_when_it_hangs_then_waiters_go_on_and_nothing_more_is_asked_of_i
     until(lambda: stored.stats()["is_stopped"] == 0)
 
 
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_reads_when_their_turn_does_not_come_for_a_library_that_hangs_then_their_waiters_go_on_as_well(
+    stored: KeyedStore, values: InMemory, memory: SharedBytes, is_closed: bool
+) -> None:
+    values.is_open.clear()
+    found = stored.lookup(keys(0))
+    reads = [stored.read(found, 1, memory, offsets(4 + number)) for number in range(NUM_READERS + 1)]
+    until(lambda: all(read.is_late for read in reads))
+    assert stored.stats()["stalls"] == NUM_READERS
+    if is_closed:
+        stored.close()
+        reads[-1].finish()
+    values.is_open.set()
+    assert [read.finish() for read in reads] == [[(0, "late")]] * len(reads)
+    until(lambda: stored.stats()["is_stopped"] == 0)
+
+
 @pytest.mark.parametrize("within_s", [None, STALL_S])
 def test_sync_when_the_library_hangs_then_an_error_in_time_and_what_waits_fails(
     values: InMemory, memory: SharedBytes, within_s: float | None
@@ -228,6 +246,28 @@ def test_sync_when_the_library_hangs_then_an_error_in_time_and_what_waits_fails(
     values.is_open.set()
     until(lambda: store.completed() == [(keys(0)[0], "stored")])
     store.close()
+
+
+def test_flush_when_the_library_hangs_then_nobody_waits_for_it_and_it_is_said(
+    stored: KeyedStore, values: InMemory
+) -> None:
+    values.is_open.clear()
+    with pytest.raises(TimeoutError, match="not removed 2 page"):
+        stored.clear()
+    assert stored.lookup(keys(0)).num_pages == 0
+    values.is_open.set()
+    until(lambda: not values.held)
+
+
+def test_flush_when_the_library_refuses_then_it_is_said_that_others_may_find_the_pages(
+    stored: KeyedStore, values: InMemory
+) -> None:
+    values.is_silent = True
+    assert stored.evict(1) == 0
+    with pytest.raises(OSError, match="does not answer"):
+        stored.clear()
+    values.is_silent = False
+    assert stored.clear() == 2 and not values.held
 
 
 def test_writer_when_its_thread_fails_then_every_frame_comes_back_and_nothing_more_is_taken(

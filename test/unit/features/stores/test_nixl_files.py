@@ -12,7 +12,7 @@ import pytest
 
 from banyan.features.stores import nixl_files
 from banyan.features.stores.nixl_files import NixlFiles
-from banyan.features.stores.values import Iovec, Transfer
+from banyan.features.stores.values import Iovec, Transfer, Value
 
 VALUE_BYTES = 4096
 NAME = f"{'a' * 64}/{'b' * 64}"
@@ -83,6 +83,17 @@ def test_value_when_nixl_fails_for_a_moment_then_its_file_stays(agent: Agent, tm
     assert read(files) == [True]
 
 
+def test_values_when_they_are_more_than_the_process_may_have_files_then_the_first_ones_come_and_descriptors_are_left(
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = open_files(tmp_path / "kv")
+    planted(files)
+    monkeypatch.setattr(nixl_files.resource, "getrlimit", lambda which: (8, 1024))
+    with files.reading([NAME] * 5) as reading:
+        come = reading.load([Transfer(number, 0, [Iovec(0, VALUE_BYTES)]) for number in range(5)])
+    assert come == [True, True, False, False, False]
+
+
 def test_value_when_the_drive_has_lost_its_bytes_then_its_file_goes(
     agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +105,23 @@ def test_value_when_the_drive_has_lost_its_bytes_then_its_file_goes(
     agent.states = ["ERR"]
     monkeypatch.setattr(os, "preadv", lost)
     assert read(files) == [False] and not path.exists()
+
+
+def test_value_when_another_server_of_the_same_number_writes_it_as_well_then_both_have_written_it(
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = open_files(tmp_path / "kv"), open_files(tmp_path / "kv")
+    value = Value(NAME, [Iovec(0, VALUE_BYTES)])
+    done: list[list[bool]] = []
+
+    def meanwhile(handle: str) -> str:
+        monkeypatch.undo()
+        done.append(theirs.write([value]))
+        return "DONE"
+
+    monkeypatch.setattr(agent, "transfer", meanwhile)
+    assert ours.write([value]) == [True] and done == [[True]]
+    assert [path.name for path in ours._path(NAME).parent.iterdir()] == ["b" * 64]
 
 
 def test_transfer_when_it_takes_its_time_then_it_is_looked_at_ever_less_often(

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 
 import pytest
 
@@ -144,15 +145,106 @@ def test_share_when_it_is_nothing_then_pins_are_refused_and_nothing_is_retained(
 def test_prefixes_when_there_are_as_many_as_may_be_then_a_pin_is_refused_or_takes_the_place_of_a_retained_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(table, "MOST_PREFIXES", 3)
-    rig = Rig()
+    monkeypatch.setattr(table, "MOST_PREFIXES", 6)
+    rig = Rig(share=0.5)
     rig.told.retain("t", chain("r", 1), 10.0)
     for name in "abc":
         rig.told.pin("t", chain(name, 1), 10.0)
     assert rig.kept == {"a 0", "b 0", "c 0"}
-    with pytest.raises(Refused, match="3 prefixes are pinned"):
+    with pytest.raises(Refused, match="3 prefixes of the tenant's and 3 of all"):
         rig.told.pin("t", chain("d", 1), 10.0)
     assert rig.told.retain("t", chain("r", 1), 10.0) == 0 and len(rig.told) == 3
+    rig.told.pin("t", chain("a", 1), 20.0)
+    assert len(rig.told) == 3, "told again"
+
+
+def test_prefixes_when_a_tenant_has_many_small_ones_then_others_have_place_and_keep_what_they_retain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(table, "MOST_PREFIXES", 8)
+    rig = Rig(num_pages=1000, share=0.25)
+    assert rig.told.retain("quiet", chain("q", 3), 10.0) == 3
+    for number in range(20):
+        rig.told.retain("flood", chain(f"f{number}", 1), 10.0)
+    rig.told.pin("flood", chain("g", 1), 10.0)
+    rig.told.pin("flood", chain("h", 1), 10.0)
+    with pytest.raises(Refused, match="that is the most"):
+        rig.told.pin("flood", chain("i", 1), 10.0)
+    assert rig.kept == {*chain("q", 3), "g 0", "h 0"}
+    rig.told.pin("another", chain("a", 1), 10.0)
+
+
+def test_keys_when_many_prompts_share_a_long_beginning_then_what_is_remembered_of_them_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(table, "MOST_KEYS", 200)
+    rig = Rig(num_pages=1000, share=0.5)
+    stem = chain("stem", 30)
+    for number in range(3):
+        rig.told.pin("t", chain(f"b{number}", 31, stem), 10.0)
+    with pytest.raises(Refused, match="fewer of long prompts"):
+        rig.told.pin("t", chain("b3", 31, stem), 10.0)
+    assert sum(len(one.keys) for one in rig.told) == 93
+    rig.told.pin("u", chain("long", 101), 10.0)
+    rig.told.release("t", stem)
+    assert rig.told.retain("t", chain("b3", 31, stem), 10.0) == 31
+
+
+def test_pin_when_what_is_retained_behind_it_has_no_room_then_it_stays_a_pin_for_its_time() -> None:
+    rig = Rig()
+    rig.told.pin("t", chain("a", 10), 100.0)
+    assert rig.told.retain("t", chain("a", 15), 5.0) == 10
+    rig.now_s = 6.0
+    rig.told.retain("t", chain("other", 3), 5.0)
+    rig.told.expire()
+    assert rig.kept == {*chain("a", 10)}
+
+
+def test_pin_when_a_longer_one_does_not_fit_the_pool_then_the_pool_keeps_what_it_kept() -> None:
+    rig = Rig(num_pages=1000, pool_pages=100)
+    rig.told.pin("t", chain("a", 8), 10.0)
+    rig.told.pin("t", chain("a", 20), 10.0)
+    assert rig.in_pool == {*chain("a", 8)} and rig.kept == {*chain("a", 20)}
+    rig.told.pin("t", chain("a", 30), 10.0)
+    assert len(rig.told) == 2
+
+
+def test_pin_when_another_rank_refuses_it_then_what_was_pinned_before_is_pinned_as_it_was() -> None:
+    rig = Rig()
+    rig.told.pin("t", chain("a", 3), 10.0)
+    rig.told.pin("t", chain("a", 6), 20.0)
+    rig.told.take_back("t", chain("a", 6))
+    assert rig.kept == rig.in_pool == {*chain("a", 3)} and len(rig.told) == 1
+    rig.told.take_back("t", chain("a", 6))
+    assert rig.kept == {*chain("a", 3)}, "it was granted"
+    rig.now_s = 10.0
+    rig.told.expire()
+    assert not rig.kept
+
+
+def test_pin_when_taken_back_where_it_was_refused_then_nothing_goes() -> None:
+    rig = Rig()
+    rig.told.pin("t", chain("a", 3), 10.0)
+    rig.told.take_back("t", chain("a", 20))
+    rig.told.pin("u", chain("b", 2), 10.0)
+    rig.now_s = 1.0
+    with pytest.raises(Refused):
+        rig.told.pin("u", chain("b", 90), 10.0)
+    rig.told.take_back("u", chain("b", 90))
+    assert rig.kept == {*chain("a", 3), *chain("b", 2)}
+
+
+def test_pin_when_another_worker_has_told_more_before_it_is_taken_back_then_it_goes_and_no_other() -> None:
+    rig = Rig()
+    rig.told.pin("t", chain("a", 4), 10.0)
+    rig.told.pin("t", chain("b", 2), 10.0)
+    rig.told.take_back("t", chain("a", 4))
+    assert rig.kept == {*chain("b", 2)}
+    for number in range(table.MOST_LATEST_PINS + 1):
+        rig.told.pin("t", chain(f"c {number}", 1), 10.0)
+        rig.told.release("t", chain(f"c {number}", 1))
+    rig.told.take_back("t", chain("b", 2))
+    assert rig.kept == {*chain("b", 2)}
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -164,14 +256,18 @@ def test_table_when_told_at_random_then_budgets_hold_and_all_that_is_kept_is_som
         stem = chain(f"{tenant} stem {rng.randrange(2)}", rng.randrange(4))
         pages = chain(f"{tenant} {rng.randrange(3)}", len(stem) + rng.randrange(1, 12), stem)
         keys = list(itertools.accumulate(pages, "{} {}".format))
-        act, session = rng.randrange(6), rng.choice([None, "s"])
+        act, session = rng.randrange(7), rng.choice([None, "s"])
         try:
             if act < 2:
                 rig.told.pin(tenant, keys, rng.uniform(1, 20), session)
+                if rng.random() < 0.3:
+                    rig.told.take_back(tenant, keys)
             elif act < 4:
                 rig.told.retain(tenant, keys, rng.uniform(1, 20), session)
             elif act == 4:
                 rig.told.release(tenant, keys)
+            elif act == 5:
+                rig.told.take_back(tenant, keys)
             elif rng.random() < 0.1:
                 rig.told.close("s")
         except Refused:
@@ -184,6 +280,8 @@ def test_table_when_told_at_random_then_budgets_hold_and_all_that_is_kept_is_som
             of_tenant = {key for one in prefixes if one.tenant == other for key in one.keys}
             assert len(of_tenant) <= 40 and len(of_tenant & rig.in_pool) <= 16
         assert len(rig.kept) <= 100 and len(rig.in_pool) <= 40
+        assert rig.told._num_prefixes == Counter(one.tenant for one in prefixes)
+        assert rig.told._num_keys.total() == sum(len(one.keys) for one in prefixes)
     rig.now_s += 100
     rig.told.expire()
     assert not rig.kept and not rig.in_pool and not len(rig.told)

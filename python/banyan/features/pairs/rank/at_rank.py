@@ -76,6 +76,11 @@ class PairedRank(Attachment):
         return {"num_take_backs": 0 if self.take_backs is None else self.take_backs.num_open}
 
 
+def loaded_weights() -> str:
+    """What tells those that this server has loaded from others; "" where it keeps no pages by that name."""
+    return "" if _at is None else _at.rank.kinds.full.weights_sha256
+
+
 def installed() -> PairedRank:
     """What the rank of this process has.
 

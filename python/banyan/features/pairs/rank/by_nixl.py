@@ -25,7 +25,7 @@ from sglang.srt.disaggregation.nixl.conn import (
 from sglang.srt.disaggregation.utils import KVClassType
 
 from banyan.features.pairs.rank.control_port import MAX_NAME, MAX_PEERS, ControlMessages, is_room
-from banyan.features.pairs.rank.hand_over import HandOver, TellingSender, rank_to_name
+from banyan.features.pairs.rank.hand_over import HandOver, ScreenedReceiver, TellingSender, rank_to_name
 from banyan.features.pairs.rank.layerwise import LayerwiseSender
 from banyan.features.pairs.rank.sealed import sealing_what_listens
 from banyan.features.pairs.rank.taking_back import TakingReceiver
@@ -116,7 +116,7 @@ class NixlSender(TellingSender, NixlKVSender):
     advanced_tokens = 0
 
 
-class NixlReceiver(TakingReceiver, NixlKVReceiver):
+class NixlReceiver(TakingReceiver, ScreenedReceiver, NixlKVReceiver):
     """What a decode server's requests receive with."""
 
 

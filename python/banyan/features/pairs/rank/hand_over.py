@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is different in a hand-over, whichever engine carries it: whoever waits is told, replicas are found, foreign
-messages stop nothing (``control_port``) and do not arrive where there is a secret (``sealed``).
+"""What is different in a hand-over, whichever engine carries it: whoever waits is told, replicas are found, other
+weights are seen, foreign messages stop nothing (``control_port``) and do not arrive where there is a secret
+(``sealed``).
 
 SGLang's sender tells nobody that it was aborted: the decode server waits for 300 s. Here it tells the decode server at
 once; one that has not asked yet is told when it asks.
@@ -19,7 +20,8 @@ import zmq
 from sglang.srt.disaggregation.base.conn import KVPoll
 from sglang.srt.disaggregation.common.conn import CommonKVReceiver
 
-from banyan.features.pairs import AskedRooms
+from banyan.features.pairs import AskedRooms, weights_refusal
+from banyan.features.pairs.rank import at_rank
 from banyan.features.pairs.rank.control_port import (
     DEFERRED_TAGS,
     MAX_PEERS,
@@ -36,6 +38,10 @@ logger = logging.getLogger("banyan")
 
 MAX_GIVEN_UP = 4096
 """Rooms remembered: of requests whose decode server has not asked yet, which takes it milliseconds."""
+
+OF_WEIGHTS = "banyan weights "
+"""Begins what a prefill server tells of its weights, in the place of a name for the layout of its pool. SGLang has such
+names for pools with more than one layout, and compares them where both servers have one."""
 
 GIVEN_UP = "the prefill server has given this request up"
 
@@ -65,6 +71,20 @@ class HandOver:
         if bootstrap_room in manager.transfer_infos:
             report.handed_over(len(kv_indices))
         return super().add_transfer_request(bootstrap_room, kv_indices, *more, **named)  # type: ignore[misc]
+
+    def register_to_bootstrap(self) -> None:
+        """SGLang tells here what decode servers compare."""
+        manager: Any = self
+        weights = at_rank.loaded_weights()
+        if manager.kv_layout is None and weights:
+            manager.kv_layout = OF_WEIGHTS + weights
+        super().register_to_bootstrap()  # type: ignore[misc]
+
+    def has_other_weights(self, prefill_server: str) -> bool:
+        """Whether that server has loaded other weights than this one. After an update nobody can tell."""
+        manager: Any = self
+        said, own = getattr(manager.prefill_info_table.get(prefill_server), "kv_layout", None), at_rank.loaded_weights()
+        return bool(own and said and said.startswith(OF_WEIGHTS) and said != OF_WEIGHTS + own)
 
     # ---- the thread of the control port ------------------------------------------------------------------------
 
@@ -101,7 +121,7 @@ class HandOver:
         return True
 
     def _forget_room(self, room: int) -> None:
-        """No request has come to it."""
+        """No request has come to it, or none is there any more."""
         manager: Any = self
         tables = (manager.request_status, manager.transfer_infos, manager.req_to_decode_prefix_len)
         for table in (*tables, manager.failure_records):
@@ -138,6 +158,8 @@ class HandOver:
                 while len(self._given_up) > MAX_GIVEN_UP:
                     del self._given_up[next(iter(self._given_up))]
         manager.conclude_failure(bootstrap_room=room, failure_reason=GIVEN_UP)
+        for forgotten in self.rooms.left(room):
+            self._forget_room(forgotten)
 
     def update_status(self, bootstrap_room: int, status: Any) -> None:
         """SGLang says here that a decode server has asked for this room."""
@@ -176,6 +198,20 @@ class TellingSender:
         self.kv_mgr.over(self.bootstrap_room)
         if not has_sent:
             self.kv_mgr.give_up(self.bootstrap_room)
+
+
+class ScreenedReceiver:
+    """In front of SGLang's receiver of one request: nothing is taken from a server with other weights."""
+
+    def init(self, prefill_dp_rank: int) -> None:
+        """It is known which server's rank will send."""
+        receiver: Any = self
+        if not receiver.kv_mgr.has_other_weights(receiver.bootstrap_addr):
+            super().init(prefill_dp_rank)  # type: ignore[misc]
+            return
+        receiver.kv_mgr.record_failure(receiver.bootstrap_room, weights_refusal(receiver.bootstrap_addr))
+        receiver.kv_mgr.update_status(receiver.bootstrap_room, KVPoll.Failed)
+        receiver.conclude_state = KVPoll.Failed
 
 
 @functools.cache

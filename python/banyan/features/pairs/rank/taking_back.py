@@ -18,6 +18,7 @@ from typing import Any
 
 from sglang.srt.disaggregation.base.conn import KVPoll
 
+from banyan import faults
 from banyan.core import LOAD_FAILED
 from banyan.features.pairs import State, TakeBack, TakeBacks
 from banyan.features.pairs.rank import at_rank
@@ -49,7 +50,7 @@ class TakingReceiver:
     def send_metadata(self, *args: Any, **named: Any) -> Any:
         """SGLang has made the request's slots but for those of the promised pages, and tells the prefill server."""
         if self.taken is not None and self.taken.take_back.state is State.PROMISED:
-            _begin(self.taken)
+            _begin_or_fail(self.taken)
         return super().send_metadata(*args, **named)  # type: ignore[misc]
 
     def poll(self) -> Any:
@@ -114,6 +115,15 @@ def _begin(taken: Taken) -> None:
     match.l2_host_hit_length = 0
     assert installed.take_backs is not None
     installed.take_backs.begin(taken.take_back, installed.rank.frames(slots))
+
+
+def _fail(taken: Taken) -> None:
+    """What was promised does not come."""
+    taken.take_back.has_no_place()
+
+
+_begin_or_fail = faults.quiet(_begin, "taking_back.begin", _fail)
+"""SGLang calls this: what is raised here would end the rank."""
 
 
 def collect() -> None:

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextvars import ContextVar
 from typing import Any
 
 from banyan.features.told.cache_control import ttl_s_of
 from banyan.features.told.command import ACTION_VERSION, Action, Command
-from banyan.features.told.launcher.telling_ranks import check, tell
+from banyan.features.told.launcher.telling_ranks import check, tell, wish
 from banyan.features.told.session import named_by
-from banyan.features.told.table import Refused
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.launcher.prompt_tokens import is_only_asked_about
 from banyan.sglang_plugin.prompt_refusals import BadRequest
@@ -60,7 +59,7 @@ async def around_tokenize_one_request(original: Callable[..., Awaitable[Any]], m
     if ttl_s is not None and len(_wishes) < MOST_WISHES and _is_known_by_tokens(tokenized):
         payload = {"ttl_s": ttl_s}
         with contextlib.suppress(ValueError):
-            _begin(_wish(manager, _command(Action.RETAIN, payload, tokenized, manager)))
+            _begin(wish(manager, _command(Action.RETAIN, payload, tokenized, manager)))
     return tokenized
 
 
@@ -77,7 +76,9 @@ def _command(action: str, payload: dict[str, Any], tokenized: Any, manager: Any)
         raise ValueError("what it may say is ttl_s and input_ids")
     is_own = payload.get("input_ids") is None
     if is_own and not _is_known_by_tokens(tokenized):
-        raise ValueError("a prompt for a LoRA adapter, or with images and the like, is not known by its tokens")
+        raise ValueError(
+            "a prompt for a LoRA adapter, of session_params, or with images and the like is not known by its tokens"
+        )
     command = Command.of(
         {
             **payload,
@@ -93,17 +94,12 @@ def _command(action: str, payload: dict[str, Any], tokenized: Any, manager: Any)
 
 
 def _is_known_by_tokens(tokenized: Any) -> bool:
-    """Whether tokens, salt and extra key name the prompt's pages."""
-    has_more = getattr(tokenized, "mm_inputs", None) is not None or getattr(tokenized, "lora_id", None) is not None
+    """Whether tokens, salt and extra key name the prompt's pages. What a session's turn continues, its rank knows."""
+    has_more = any(getattr(tokenized, field, None) is not None for field in ("mm_inputs", "lora_id", "session_params"))
     return not has_more and tokenized.input_ids is not None
 
 
-def _begin(wish: Any) -> None:
-    task = asyncio.ensure_future(wish)
+def _begin(wishing: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.ensure_future(wishing)
     _wishes.add(task)
     task.add_done_callback(_wishes.discard)
-
-
-async def _wish(manager: Any, command: Command) -> None:
-    with contextlib.suppress(Refused):
-        await tell(manager, command)

@@ -58,6 +58,8 @@ def _command(body: Any, manager: Any) -> Command:
     if text is not None:
         if ids is not None or not isinstance(text, str) or manager.tokenizer is None:
             raise ValueError("text: a prompt, where none is given as input_ids and the server has a tokenizer")
+        # Tokenizers fail at what is no Unicode, each in its own way.
+        text.encode()
         fields["input_ids"] = list(manager.tokenizer.encode(text))
     command = Command.of(fields)
     check(command, manager)

@@ -2,11 +2,18 @@
 """Commands for the cache on their way to all ranks, in the process that a client reaches.
 
 They take the way of SGLang's own command with a free body, and every rank answers. A pin that one rank refuses is
-released at the others.
+taken back at the others.
+
+Invariants
+  1. One command is under way at a time, to its last answer, whether whoever asked still waits or not. SGLang knows
+     answers by nothing but their order: those that nobody waited for would be taken for the next command's.
+  2. Whoever waits for an answer waits no longer than ``TIMEOUT_S``, whatever the ranks do, and for one wish at most.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Any
 
 import msgspec
@@ -15,6 +22,9 @@ from sglang.srt.managers.io_struct import DumperControlReqInput
 from banyan.features.told.command import METHOD, Action, Command
 from banyan.features.told.table import Refused
 from banyan.sglang_plugin import prompt_refusals
+
+TIMEOUT_S = 60.0
+"""A rank answers between two steps."""
 
 
 def check(command: Command, manager: Any) -> None:
@@ -33,15 +43,49 @@ async def tell(manager: Any, command: Command) -> dict[str, Any]:
     """Tell all ranks. What the first of them answers.
 
     Raises:
-        Refused: with the line of a rank that refuses.
+        Refused: with the line of a rank that refuses, or when they do not answer.
     """
+    turn = _turn_at(manager)
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            await turn.acquire()
+            telling = asyncio.ensure_future(_tell(manager, command))
+            telling.add_done_callback(lambda told: _is_over(told, turn))
+            return await asyncio.shield(telling)
+    except TimeoutError:
+        raise Refused(f"the ranks have not answered within {TIMEOUT_S:g} s, and may still do it") from None
+
+
+async def wish(manager: Any, command: Command) -> None:
+    """As ``tell``, where nobody asks what becomes of it. Wishes go one by one, before they ask for their turn."""
+    with contextlib.suppress(Refused):
+        async with _turn_at(manager, "banyan_turn_to_wish"):
+            await tell(manager, command)
+
+
+def _turn_at(manager: Any, name: str = "banyan_turn_to_tell") -> asyncio.Lock:
+    turn: asyncio.Lock | None = getattr(manager, name, None)
+    if turn is None:
+        turn = asyncio.Lock()
+        setattr(manager, name, turn)
+    return turn
+
+
+def _is_over(told: asyncio.Future[dict[str, Any]], turn: asyncio.Lock) -> None:
+    turn.release()
+    if not told.cancelled():
+        # Read, so that a refusal which nobody waits for is no error in the log.
+        told.exception()
+
+
+async def _tell(manager: Any, command: Command) -> dict[str, Any]:
     answers = await _ask(manager, command)
     refusals = [answer.error for answer in answers if not answer.success]
     if not refusals:
         said: dict[str, Any] = answers[0].response[0]
         return said
     if len(refusals) < len(answers) and command.action is Action.PIN:
-        await _ask(manager, msgspec.structs.replace(command, action=Action.RELEASE))
+        await _ask(manager, msgspec.structs.replace(command, action=Action.RELEASE, takes_back=True))
     raise Refused(refusals[0])
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang.srt.managers.io_struct import DumperControlReqOutput
 
+from banyan import faults
 from banyan.features.told.command import METHOD, Command
 from banyan.features.told.rank import told_rank
 from banyan.routing.conversation import name_of
@@ -37,3 +38,6 @@ def _answer(body: Any, cache: Any) -> DumperControlReqOutput:
         return DumperControlReqOutput(success=True, response=[rank.obey(Command.of(body), cache)])
     except ValueError as error:
         return DumperControlReqOutput(success=False, response=[], error=str(error))
+    except BaseException as error:  # noqa: BLE001 - SGLang, asked in its place, would say that it has been done
+        faults.note("told.answer", error)
+        return DumperControlReqOutput(success=False, response=[], error="this rank has failed at it: its log says why")

@@ -20,6 +20,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from banyan.core import SourceKind
 from banyan.features.told.command import Action, Command
 from banyan.features.told.table import Prefix, Refused, Told
+from banyan.routing.tenant_secret import SALT_CHARS
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.page_hash import namespace_seed
 from banyan.sglang_plugin.rank import requests
@@ -89,16 +90,19 @@ class ToldRank(Attachment):
         self._told.close(session)
 
     def _do(self, command: Command, keys: list[str]) -> dict[str, Any]:
-        tenant = _tenant(command)
+        tenant, space = self._tenant(command), _space(command)
         match command.action:
             case Action.PIN:
-                self._told.pin(tenant, keys, command.ttl_s, command.session)
+                self._told.pin(tenant, keys, command.ttl_s, command.session, space=space)
             case Action.RETAIN:
-                num_pages = self._told.retain(tenant, keys, command.ttl_s, command.session)
+                num_pages = self._told.retain(tenant, keys, command.ttl_s, command.session, space=space)
                 return {"num_pages": num_pages, "num_pages_asked": len(keys)}
+            case Action.RELEASE if command.takes_back:
+                self._told.take_back(tenant, keys)
             case Action.RELEASE:
                 return {"num_pages": len(keys), "num_prefixes": self._told.release(tenant, keys)}
             case Action.PREFETCH:
+                self._rank.owners.asked(command.cache_salt, keys)
                 return {"num_pages": len(keys), "num_pages_found": self._prefetch(keys)}
             case Action.DEMOTE:
                 self._rank.kinds.demote(keys)
@@ -137,6 +141,8 @@ class ToldRank(Attachment):
             if store is not None:
                 store.keep(came)
                 store.let_go(gone)
+            if kind.tier is not None:
+                kind.tier.kept_no_more(gone)
 
     def poll(self) -> None:
         self._told.expire()
@@ -147,9 +153,16 @@ class ToldRank(Attachment):
     # ---- what it tells -----------------------------------------------------------------------------------------
 
     def _listed(self, command: Command) -> list[dict[str, Any]]:
-        """What is kept for one tenant, for this tenant."""
-        tenant = _tenant(command)
-        return [self._row(one) for one in list(self._told)[-MOST_LISTED:] if one.tenant == tenant]
+        """What is kept of prompts with this salt and extra key."""
+        space = _space(command)
+        return [self._row(one) for one in [one for one in self._told if one.space == space][-MOST_LISTED:]]
+
+    def _tenant(self, command: Command) -> str:
+        """Who pays for it: whatever a client may choose besides makes no other tenant of it."""
+        salt = command.cache_salt
+        if not salt:
+            return _seed(command.extra_key, None)
+        return _seed(None, salt[:SALT_CHARS] if self._rank.kinds.full.config.tenant_secret_file else salt)
 
     @cached_property
     def _pseudonyms(self) -> Pseudonyms:
@@ -164,7 +177,7 @@ class ToldRank(Attachment):
             "in_pool": one.is_in_pool,
         }
 
-    def state(self) -> Mapping[str, Any]:
+    def figures(self) -> Mapping[str, Any]:
         told = self._told
         tenants = {one.tenant for one in told}
         return {
@@ -173,15 +186,20 @@ class ToldRank(Attachment):
                 "num_pages": told.num_pages,
                 "num_pool_pages": told.num_pool_pages,
                 "num_tenants": len(tenants),
+                "most_pages_of_tenant": told.most_of_tenant,
                 "num_refused": told.num_refused,
             }
         }
 
 
-def _tenant(command: Command) -> str:
+def _space(command: Command) -> str:
     """What its pages' keys begin with."""
+    return _seed(command.extra_key, command.cache_salt)
+
+
+def _seed(extra_key: str | None, cache_salt: str | None) -> str:
     try:
-        seed = namespace_seed(command.extra_key, command.cache_salt)
+        seed = namespace_seed(extra_key, cache_salt)
     except ValueError as error:
         raise Refused("cache_salt, extra_key: no Unicode") from error
     return "" if seed is None else seed.hex()

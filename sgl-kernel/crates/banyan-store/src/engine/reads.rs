@@ -6,6 +6,7 @@ use std::io;
 use super::{Engine, Transfer, read_token};
 use crate::buffer::AlignedBytes;
 use crate::device::{Action, FileId, Op, Spans};
+use crate::error::passes;
 use crate::files::Use;
 use crate::geometry::{BLOCK_BYTES, Geometry};
 use crate::reading::{Planned, ReadJob, Reason};
@@ -69,9 +70,7 @@ impl Engine {
         let (file, record_offset) = match located {
             Ok(location) => location,
             Err(error) => {
-                let is_gone = error.kind() == io::ErrorKind::NotFound;
-                let reason = if is_gone { Reason::Gone } else { Reason::Io };
-                job.on_error(planned, reason);
+                job.on_error(planned, reason_of(&error));
                 return;
             }
         };
@@ -121,9 +120,9 @@ impl Engine {
         };
         let planned = transfer.planned;
         match result {
-            Err(_) => {
+            Err(error) => {
                 self.shared.lock().counters.read_errors += 1;
-                job.on_error(planned, Reason::Io);
+                job.on_error(planned, reason_of(&error));
             }
             Ok(()) => {
                 if let Some(bounce) = &transfer.bounce {
@@ -165,6 +164,14 @@ impl Engine {
         } else {
             self.shared.end_read(job);
         }
+    }
+}
+
+fn reason_of(error: &io::Error) -> Reason {
+    match error.kind() {
+        io::ErrorKind::NotFound => Reason::Gone,
+        _ if passes(error) => Reason::Refused,
+        _ => Reason::Io,
     }
 }
 

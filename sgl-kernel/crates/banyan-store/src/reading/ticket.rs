@@ -13,6 +13,8 @@ pub enum Reason {
     Gone,
     Checksum,
     Io,
+    /// The system could not read it at the moment. It says nothing about the page.
+    Refused,
     /// The device had not answered in time. It says nothing about the page.
     Late,
 }

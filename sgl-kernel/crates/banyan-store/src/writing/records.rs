@@ -61,11 +61,15 @@ impl Writer {
         let Some(front) = state.backlog.queue.front() else {
             return false;
         };
+        let owner = front.owner;
         if state.catalog.contains(&front.key) {
             pass_over(&shared, &mut state);
             return true;
         }
-        let place = state.own.as_mut().and_then(|own| own.places.take_free());
+        let place = state
+            .own
+            .as_mut()
+            .and_then(|own| own.places.take_free(owner));
         let Some(place) = place else {
             drop(state);
             return !matches!(self.make_room(around), Room::Wait);

@@ -113,9 +113,11 @@ impl Writer {
                 around.shared.announce();
             }
             Err(reason) => {
-                eprintln!(
-                    "banyan: the store's manifest cannot be written ({reason}): no writes for {REST:?}"
-                );
+                if self.said_of_manifest.is_new(&reason, Instant::now()) {
+                    eprintln!(
+                        "banyan: the store's manifest cannot be written ({reason}): no writes for {REST:?}"
+                    );
+                }
                 let mut state = around.shared.lock();
                 if let Some(own) = &mut state.own {
                     own.places.put_back_retired(retired);

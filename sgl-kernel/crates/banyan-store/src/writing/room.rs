@@ -142,7 +142,9 @@ impl Writer {
             Err(NoGrowth::Failed(error)) => {
                 counters.write_failures += 1;
                 drop(state);
-                eprintln!("banyan: the store cannot grow: {error}");
+                if self.said_of_growth.is_new(&error.to_string(), now) {
+                    eprintln!("banyan: the store cannot grow: {error}");
+                }
             }
         }
     }

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ids of requests that are under way, where several processes answer HTTP (``--tokenizer-worker-num``).
+
+Of two requests with one id SGLang refuses the second, but each of these processes knows its own only. The detokenizer,
+which is one for all of them, knows requests by nothing else: it makes one text of the tokens of both, and it ends when
+both are over in one step. Then the server answers nobody any more.
+
+Invariants
+  1. An id is under way at one process at a time, for as long as SGLang knows the request there.
+  2. It is free again when its process ends, however that comes: it is a lock on one byte, at the id's digest, of a file
+     that all processes of the server have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import os
+import struct
+from functools import cache
+from typing import Any
+
+from sglang.srt.runtime_context import get_server_args
+
+from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.prompt_refusals import BadRequest
+
+LOOK_PERIOD_S = 0.5
+"""For requests whose client has gone: SGLang knows them until their rank has ended them."""
+
+_taken: dict[str, int] = {}  # where its byte is
+_is_looking = False
+
+
+def take(rid: Any, manager: Any) -> None:
+    """A request with this id is under way here from now on.
+
+    Raises:
+        BadRequest: where it is at another process.
+    """
+    if not runtime.is_front() or not runtime.is_sharing() or not isinstance(rid, str) or rid in _taken:
+        return
+    place = int.from_bytes(hashlib.blake2b(rid.encode(errors="surrogatepass"), digest_size=8).digest()) >> 2
+    try:
+        _lock(fcntl.F_WRLCK, place)
+    except BlockingIOError:
+        raise BadRequest(f"rid: a request {rid[:64]!r} is under way: use another id, or none") from None
+    _taken[rid] = place
+    _look_later(manager)
+
+
+def let_go(rids: Any, manager: Any) -> None:
+    """Of these, one or a list, whatever a client has said, those that SGLang does not know any more."""
+    for rid in rids if isinstance(rids, list) else [rids]:
+        if isinstance(rid, str) and rid in _taken and rid not in manager.rid_to_state:
+            _lock(fcntl.F_UNLCK, _taken.pop(rid))
+
+
+def _look_later(manager: Any) -> None:
+    global _is_looking
+    if not _is_looking:
+        _is_looking = True
+        asyncio.get_running_loop().call_later(LOOK_PERIOD_S, _look, manager)
+
+
+def _look(manager: Any) -> None:
+    global _is_looking
+    _is_looking = False
+    let_go(list(_taken), manager)
+    if _taken:
+        _look_later(manager)
+
+
+def _lock(kind: int, place: int) -> None:
+    # Of an open file, and not of a process: another one that closes the same file lets nothing go.
+    fcntl.fcntl(_file(_path()), fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, place, 1, 0))
+
+
+def _path() -> str:
+    """Of the ranks' table, which every process of the server can open."""
+    carried = runtime.bookkeeping(get_server_args())
+    assert carried is not None
+    return str(carried["rank_table"])
+
+
+@cache
+def _file(path: str) -> int:
+    return os.open(path, os.O_RDWR | os.O_CLOEXEC)

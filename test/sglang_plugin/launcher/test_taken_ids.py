@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An id of a request is under way at one of a server's HTTP workers at a time."""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from banyan.config import Config
+from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.launcher import taken_ids
+from banyan.sglang_plugin.prompt_refusals import BadRequest
+
+
+@pytest.fixture(autouse=True)
+def one_of_several(tmp_path, monkeypatch):
+    table = tmp_path / "table"
+    table.touch()
+    monkeypatch.setattr(runtime, "config", Config)
+    monkeypatch.setattr(runtime, "is_sharing", lambda: True)
+    monkeypatch.setattr(runtime, "is_front", lambda: True)
+    monkeypatch.setattr(taken_ids, "_path", lambda: str(table))
+    monkeypatch.setattr(taken_ids, "_taken", {})
+    monkeypatch.setattr(taken_ids, "_is_looking", False)
+    taken_ids._file.cache_clear()
+
+
+def manager(*rids):
+    return SimpleNamespace(rid_to_state=dict.fromkeys(rids))
+
+
+def take(rid, known):
+    async def begin():
+        taken_ids.take(rid, known)
+
+    asyncio.run(begin())
+
+
+@pytest.fixture
+def other_worker():
+    """What another process says to commands; it ends with the test."""
+    ours, theirs = multiprocessing.Pipe()
+
+    def obey():
+        taken_ids._file.cache_clear()
+        known = manager("a", "\ud800")
+        while True:
+            rid = theirs.recv()
+            try:
+                if rid is None:
+                    known.rid_to_state.clear()
+                    taken_ids.let_go(["a", "\ud800"], known)
+                else:
+                    take(rid, known)
+                theirs.send("done")
+            except BadRequest as error:
+                theirs.send(str(error))
+
+    process = multiprocessing.get_context("fork").Process(target=obey, daemon=True)
+    process.start()
+
+    def ask(rid):
+        ours.send(rid)
+        return ours.recv()
+
+    ask.pid = process.pid
+    ask.join = process.join
+    yield ask
+    process.kill()
+    process.join()
+
+
+@pytest.mark.parametrize("rid", ["a", "\ud800"])
+def test_request_when_its_id_is_under_way_at_another_worker_then_refused_until_that_is_over(other_worker, rid):
+    assert other_worker(rid) == "done"
+    with pytest.raises(BadRequest, match="use another id"):
+        take(rid, manager(rid))
+    take("b", manager("b"))
+    assert other_worker(None) == "done"
+    take(rid, manager(rid))
+    assert "under way" in other_worker(rid)
+
+
+def test_request_when_the_worker_that_had_its_id_has_ended_then_it_is_served(other_worker):
+    assert other_worker("a") == "done"
+    os.kill(other_worker.pid, signal.SIGKILL)
+    other_worker.join()
+    take("a", manager("a"))
+
+
+@pytest.mark.parametrize(
+    ("ended", "left"),
+    [("a", ["b", "c"]), (["a", ["b"], "c", "unknown"], ["b"]), (None, ["a", "b", "c"]), (5, ["a", "b", "c"])],
+)
+def test_ids_when_a_request_is_over_then_its_own_are_free_and_no_other_is_looked_at(ended, left):
+    for rid in "abc":
+        take(rid, manager(rid))
+    taken_ids.let_go(ended, manager())
+    assert list(taken_ids._taken) == left
+
+
+def test_id_when_sglang_forgets_it_while_nobody_waits_then_it_is_free_soon(other_worker, monkeypatch):
+    monkeypatch.setattr(taken_ids, "LOOK_PERIOD_S", 0.01)
+    known = manager("a", "b")
+
+    async def run():
+        taken_ids.take("a", known)
+        taken_ids.take("b", known)
+        del known.rid_to_state["a"]
+        while "a" in taken_ids._taken:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+    assert other_worker("a") == "done" and list(taken_ids._taken) == ["b"]

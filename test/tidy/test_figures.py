@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of the pages that a reader sees first are those of the kept runs, rounded as they stand there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from benchmark.metrics import ranged
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGE, README = DOCS / "benchmarks.md", ROOT / "README.md"
+
+
+class Figure(NamedTuple):
+    """What stands in the line of ``page`` that has ``line`` in it: a part of a kept run, as ``said``."""
+
+    page: Path
+    line: str
+    kept: str
+    part: str
+    said: Callable[[Any], str]
+
+
+def middle(value: Mapping[str, float]) -> str:
+    return f"{value['median']:.2f}"
+
+
+def by_three(value: Mapping[str, float]) -> str:
+    return f"{value['median']:.3f}"
+
+
+def count(value: float) -> str:
+    return f"{value:,}"
+
+
+def ms(value: float) -> str:
+    return f"{value / 1000:.2f}"
+
+
+def tenths(value: float) -> str:
+    return f"{value:.1f}"
+
+
+def plain(value: Any) -> str:
+    return str(value)
+
+
+def of_overhead(line: str, figure: str, said: Callable[[Any], str], *cases: str) -> list[Figure]:
+    return [
+        Figure(PAGE, line, "overhead", f"by_ranks/{ranks}/case={case}/{figure}", said)
+        for ranks in ("1", "2")
+        for case in cases
+    ]
+
+
+FIGURES = [
+    Figure(PAGE, "ShareGPT conversations that come back", "bench", "ttft_ratios/on_to_off_second_run", ranged),
+    Figure(PAGE, "the same in the first run of `make bench`", "bench", "ttft_ratios/on_to_off_first_run", ranged),
+    Figure(README, "They differ in sharing alone", "bench", "ttft_ratios/on_to_off_second_run", ranged),
+    Figure(README, "first run, where nothing can be shared", "bench", "ttft_ratios/on_to_off_first_run", middle),
+    Figure(PAGE, "prompts that nobody has seen |", "first_run", "rows/prompt_tokens=570/ttft_ratios/on", by_three),
+    Figure(PAGE, "eight ranks, sixteen requests", "ranks", "rows/dp=8,requests_per_rank=16/ttft_ratios/2", ranged),
+    Figure(PAGE, "a prefix of 2,000 tokens that another node", "remote", "remote_ttft_ratio", ranged),
+    Figure(PAGE, "a node that lends", "remote_source", "source_tpot_ratio_one_core", ranged),
+    Figure(PAGE, "a node that lends", "remote_source", "source_tpot_ratio_computing_one_core", ranged),
+    Figure(PAGE, "a node that lends", "remote_source", "source_tpot_ratio", ranged),
+    Figure(PAGE, "a node that lends", "remote_source", "source_tpot_ratio_computing", ranged),
+    Figure(PAGE, "a source that is killed", "remote_faults", "kill/extra_s", ranged),
+    Figure(PAGE, "a source that is killed", "remote_faults", "stop/extra_s", ranged),
+    Figure(PAGE, "32 agents at a pair", "pd_dual", "agents_jct_ratio", ranged),
+    Figure(PAGE, "32 agents at a pair", "pd_dual", "tpot_ratio", ranged),
+    Figure(PAGE, "32 agents at a pair", "pd_dual", "tpot_ratio_hurried", middle),
+    Figure(PAGE, "what the decode server generated", "pd", "num_answer_pages", plain),
+    Figure(PAGE, "what the decode server generated", "pd", "num_turns_identical", plain),
+    Figure(PAGE, "told to keep, to bring", "soak", "num_requests", count),
+    Figure(PAGE, "told to keep, to bring", "soak", "num_compared", count),
+    *(
+        Figure(PAGE, "one prompt of 100,000 tokens", "long_prompt", f"rows/prompt={prompt}/seconds", tenths)
+        for prompt in ("computed", "from the other rank", "from the arena", "from the store")
+    ),
+    *of_overhead("where forwards take tens of milliseconds", "throughput", ranged, "prompts of 512", "64 streams"),
+    *of_overhead("the same: time to the first token", "ttft", ranged, "prompts of 512", "64 streams"),
+    *of_overhead("the same: time of the scheduler thread", "scheduler_us", ms, "prompts of 512"),
+    *of_overhead("the same: time of the scheduler thread", "scheduler_step_us", ms, "64 streams"),
+]
+
+
+def part_of(kept: Any, path: str) -> Any:
+    """A part of a kept run; of a list, the entry with these values."""
+    for step in path.split("/"):
+        if isinstance(kept, list):
+            wanted = dict(pair.split("=") for pair in step.split(","))
+            (kept,) = (one for one in kept if all(str(one[name]) == value for name, value in wanted.items()))
+        else:
+            kept = kept[step]
+    return kept
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda one: f"{one.kept}-{one.part}")
+def test_figure_when_it_is_read_then_it_is_that_of_the_kept_run(figure: Figure) -> None:
+    kept = json.loads((DOCS / "benchmarks" / f"{figure.kept}.json").read_text())
+    said = figure.said(part_of(kept, figure.part))
+    (block,) = [text for text in blocks(figure.page) if figure.line in text]
+    assert said in block
+
+
+def blocks(page: Path) -> list[str]:
+    """Rows of tables, and paragraphs and items of lists without their line ends."""
+    found = []
+    for block in page.read_text().replace("\n- ", "\n\n- ").split("\n\n"):
+        found += block.splitlines() if block.startswith("|") else [" ".join(block.split())]
+    return found
