@@ -15,6 +15,7 @@ from banyan.layout import Layout
 from banyan.sglang_plugin.pools import allocator as module
 from banyan.sglang_plugin.pools import quarantine
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
+from banyan.sglang_plugin.pools.host_access import HostAccess
 from banyan.sglang_plugin.rank import times
 
 PAGE_TOKENS = 4
@@ -65,6 +66,23 @@ def test_free_when_nobody_reads_then_the_page_is_free_at_once(node):
     before = pages.available_size()
     pages.free(slots)
     assert pages.available_size() == before + 2 * PAGE_TOKENS
+    assert pages.get_all_free_pages().unique().numel() == NUM_FRAMES - 1
+
+
+def test_idle_rank_when_a_reader_has_let_go_then_the_next_step_takes_its_page_back(node):
+    """Also where no allocation is short, and none may come: it was held, and counted as held, until one came."""
+    pages, cache, peers, *_ = node
+    access = HostAccess(pool=None, page_tokens=PAGE_TOKENS)
+    access.guard(pages, cache)
+    slots = pages.alloc(PAGE_TOKENS)
+    cache.publish(frames(*page_ids(slots)), keys(1))
+    lease = peers.lease(peers.lookup(keys(1)), keys(1))
+    pages.free(slots)
+    access.poll()
+    assert (cache.num_quarantined, pages.num_quarantined_tokens) == (1, PAGE_TOKENS)
+    lease.release()
+    access.poll()
+    assert (cache.num_quarantined, pages.num_quarantined_tokens) == (0, 0)
     assert pages.get_all_free_pages().unique().numel() == NUM_FRAMES - 1
 
 

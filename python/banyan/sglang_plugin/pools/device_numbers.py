@@ -46,11 +46,6 @@ class NumbersOnDevice(Quarantine):
         self._lane, self._freed_events, self._reserve = lane, freed_events, reserve
         self._order, self._settle = order, settle
 
-    def poll(self) -> None:
-        """Take what has come and what readers have let go of. Called on every scheduling step."""
-        if self._num_held:
-            self._take_drained()
-
     @property
     def _num_held(self) -> int:
         return len(self._quarantine) + (self._lane.num_pages if self._lane is not None else 0)

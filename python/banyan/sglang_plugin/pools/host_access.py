@@ -16,7 +16,7 @@ from banyan.planner import Piece
 from banyan.ports import OwnFrameTable, Peers
 from banyan.sglang_plugin.pools.access import DeviceTimer, Publish, Window
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
-from banyan.sglang_plugin.pools.quarantine import OwnPages
+from banyan.sglang_plugin.pools.quarantine import OwnPages, Quarantine
 
 
 class HostAccess:
@@ -32,6 +32,7 @@ class HostAccess:
         self._pool = pool
         self._page_tokens = page_tokens
         self._publish: Publish | None = None
+        self._allocator: Quarantine | None = None
         self._num_completed = 0
 
     def attach(self, publish: Publish) -> None:
@@ -39,6 +40,7 @@ class HostAccess:
 
     def guard(self, allocator: QuarantiningAllocator, pages: OwnPages) -> None:
         allocator.attach(pages)
+        self._allocator = allocator
 
     def frames(self, slots: torch.Tensor) -> Any:
         # Torch takes microseconds for each step of this.
@@ -84,7 +86,8 @@ class HostAccess:
         return None
 
     def poll(self) -> None:
-        pass
+        assert self._allocator is not None
+        self._allocator.poll()
 
     @property
     def num_completed(self) -> int:

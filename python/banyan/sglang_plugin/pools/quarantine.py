@@ -86,6 +86,12 @@ class Quarantine:
         """Nobody reads these any more: into upstream's list."""
         raise NotImplementedError
 
+    def poll(self) -> None:
+        """Take what readers have let go of. Called on every scheduling step, also while nothing is short: what is kept
+        here without a reader would count as held, and others would be evicted in its place."""
+        if self._num_held:
+            self._take_drained()
+
     def wait_for_readers(self) -> None:
         """Wait until no page is in quarantine.
 
