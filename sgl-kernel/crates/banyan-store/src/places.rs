@@ -300,8 +300,23 @@ impl Places {
 
     /// Every published place with its record.
     pub fn published(&self) -> impl Iterator<Item = (Place, &Record)> {
+        self.published_from(0, self.records.len())
+    }
+
+    /// Those among `num_places` places from `first` on.
+    pub fn published_from(
+        &self,
+        first: Place,
+        num_places: usize,
+    ) -> impl Iterator<Item = (Place, &Record)> {
         let records = self.records.iter().enumerate();
+        let records = records.skip(first as usize).take(num_places);
         records.filter_map(|(place, record)| Some((place as Place, record.as_ref()?)))
+    }
+
+    /// The highest place there is or was, and one.
+    pub fn end(&self) -> Place {
+        self.records.len() as Place
     }
 }
 
@@ -347,6 +362,20 @@ mod tests {
         assert_eq!(places.num_free(), 2);
         places.cooled(retired.into_iter().map(|(place, _)| place));
         assert_eq!(places.num_free(), 3);
+    }
+
+    #[test]
+    fn published_when_read_in_slices_then_each_that_stays_is_met_once() {
+        let mut places = places();
+        let slice = |places: &Places, first| -> Vec<Place> {
+            let found = places.published_from(first, 1);
+            found.map(|(place, _)| place).collect()
+        };
+        assert_eq!((slice(&places, 0), places.end()), (vec![0], 4));
+        places.evict(ANYBODY, NOTHING_STAYS).unwrap();
+        assert_eq!(slice(&places, 1), [1]);
+        assert_eq!(places.published().count(), 1);
+        assert!(slice(&places, 3).is_empty() && slice(&places, 4).is_empty());
     }
 
     #[test]
