@@ -70,7 +70,11 @@ class Growth:
         if wanted and self._taking is None and self._clock() >= self._rests_until_ns:
             start = self.num_backed
             stop = min(start + self._step_frames, self._num_frames)
-            self._taking = self._executor.submit(self._take, start, stop)
+            try:
+                self._taking = self._executor.submit(self._take, start, stop)
+            except RuntimeError as error:
+                # The system has no thread left.
+                self._rest(error)
         return num_new
 
     def close(self) -> None:
@@ -94,13 +98,13 @@ class Growth:
         error = taken.exception()
         num_new = 0 if error is not None else taken.result()
         if num_new == 0:
-            self.num_refused += 1
-            self._rests_until_ns = self._clock() + REST_NS
-            self._say(error)
+            self._rest(error)
         self.num_backed += num_new
         return num_new
 
-    def _say(self, error: BaseException | None) -> None:
+    def _rest(self, error: BaseException | None) -> None:
+        self.num_refused += 1
+        self._rests_until_ns = self._clock() + REST_NS
         if not self._said:
             reason = "the machine's free memory is for others" if error is None else str(error)
             logger.warning("banyan: host arena stays at %d frames for now: %s", self.num_backed, reason)

@@ -67,9 +67,14 @@ class Persistence:
         kept_frames, kept_keys = list(frames[:room])[::-1], list(keys[:room])[::-1]
         self._counters.unkept_pages += len(frames) - len(kept_frames)
         if kept_frames:
+            try:
+                future = self._executor.submit(self._checksums, kept_frames, kept_keys)
+            except RuntimeError as error:
+                # The system has no thread left.
+                self._are_not_kept(kept_frames, error)
+                return
             self._residency.hold(kept_frames)
             self._num_summing += len(kept_frames)
-            future = self._executor.submit(self._checksums, kept_frames, kept_keys)
             self._summing.append(_Summing(kept_frames, kept_keys, future))
 
     def evicted(self, keys: Sequence[str]) -> None:
@@ -98,13 +103,16 @@ class Persistence:
         self._num_summing -= len(summed.frames)
         self._residency.unhold(summed.frames)
         if error is not None:
-            # They stay out of the index file: a restart does not find them.
-            self._counters.unkept_pages += len(summed.frames)
-            notice(error, name="banyan-keep", feature="keeping some pages over a restart")
+            self._are_not_kept(summed.frames, error)
             return
         checksums = summed.checksums.result()
         self._index_file.enter(summed.frames, summed.keys, checksums)
         self._counters.kept_pages += len(summed.frames)
+
+    def _are_not_kept(self, frames: Sequence[int], error: BaseException) -> None:
+        """They stay out of the index file: a restart does not find them."""
+        self._counters.unkept_pages += len(frames)
+        notice(error, name="banyan-keep", feature="keeping some pages over a restart")
 
 
 def verified(entries: Sequence[Entry], checksums: Checksums, executor: Executor) -> list[Entry]:

@@ -174,7 +174,11 @@ class Prefetch:
             return
         offsets = array("q", [frame * self._frame_bytes for frame in frames])
         began_s = self._clock()
-        read = start(found, len(frames), self._memory, offsets)
+        try:
+            read = start(found, len(frames), self._memory, offsets)
+        except BaseException:
+            self._residency.abandon(frames)
+            raise
         reading = _Reading(keys[: len(frames)], frames, read, kind, origin, began_s)
         self._readings.append(reading)
         self._place_of.update((key, (reading, position)) for position, key in enumerate(reading.keys))
@@ -289,7 +293,7 @@ class Prefetch:
     def _forget(self, reading: _Reading) -> None:
         self._readings.remove(reading)
         for key in reading.keys:
-            del self._place_of[key]
+            self._place_of.pop(key, None)
         self.version += 1
 
     def quiesce(self) -> None:

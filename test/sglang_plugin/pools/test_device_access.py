@@ -280,6 +280,13 @@ def test_leave_when_pages_are_on_their_way_then_they_end_unpublished_and_all_is_
     assert reader.cache.prepare(request("r"), keys(1)).num_pages == 0
 
 
+def test_rank_when_it_has_left_and_could_not_join_again_then_its_steps_go_on(gpu, ranks):
+    owner, _ = ranks
+    owner.access.leave()
+    owner.access.poll()
+    owner.access.leave()
+
+
 def test_forget_when_pages_are_on_their_way_then_they_are_neither_published_nor_counted(gpu, ranks):
     owner, reader = ranks
     owner.offload([3], keys(1))

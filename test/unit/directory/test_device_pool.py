@@ -79,6 +79,28 @@ def test_mapping_when_the_peer_is_mapped_then_its_bytes_are_found_there(node):
     assert reader.peers.mapping(0, 99) is None
 
 
+def test_memory_when_it_is_kept_mapped_then_its_reader_can_look_again_and_only_the_new_view_leases(node):
+    """A weight update: the peer's memory stays pinned for a while, and the view of the old pages goes."""
+    rank_table, (_, reader) = node
+    mapped = Rank(rank_table, 2)
+    mapped.frame_table.publish(frames(5), keys(7))
+    lease = reader.peers.lease(reader.peers.lookup(keys(7)), keys(7))
+    ((slot, epoch, _),) = lease.sources()
+    memory = reader.peers.mapping(slot, epoch)
+
+    def look_again():
+        return Peers(rank_table, 1, 1, NAMESPACE, geometry(), DevicePool(b"pool 1", NUM_BYTES))
+
+    reader.peers = None
+    with pytest.raises(ValueError, match="in use"):
+        look_again()
+    lease.release()
+    del lease
+    again = look_again()
+    taken = again.lease(again.lookup(keys(7)), keys(7))
+    assert taken.num_pages == 1 and memory.num_bytes == mapped.pool.num_bytes
+
+
 def test_device_pool_when_the_geometry_does_not_fit_then_refused():
     pool = DevicePool(b"small", NUM_BYTES - 1)
     with pytest.raises(ValueError, match="room for"):

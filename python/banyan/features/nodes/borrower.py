@@ -4,10 +4,11 @@
 Invariants
   1. The scheduler's thread calls the public methods, and none of them waits. What it wants goes through a queue to one
      thread, which owns the sockets; what that learns comes back through another queue.
-  2. Every pull's read ends: when its bytes are there, when it is refused, after `PATIENCE_S` without a remote lease, or
-     after the carrier's own time-out.
+  2. Every pull's read ends: when its bytes are there, when it is refused, after `PATIENCE_S` without a remote lease
+     (and what its checksums take), or after the carrier's own time-out, or soon after ``give_up``.
      When the thread ends by a fault, those end that no executor has begun, questions are over, and no node listens.
   3. No more than `MAX_PULLS` move bytes at once, none more than the caller has frames for.
+  4. A node that was lost is not waited for again by pulls that it had lent for before.
 
 A pull: wanted -> lent -> carried -> given back; or refused, or unanswered. Closed with ``close``.
 """
@@ -58,6 +59,9 @@ MAX_PULLS = 2
 MAX_QUESTIONS = 256
 TICK_MS = 20
 
+SUMMED_BYTES_PER_S = 1 << 30
+"""A lender computes checksums of what it lends before it answers, at least so fast."""
+
 
 @dataclass(slots=True)
 class _Wanted:
@@ -98,6 +102,8 @@ class Borrower:
         self._lock = threading.Lock()
         self._waiting: set[Pull] = set()
         self._is_off = False
+        self._num_given_up = 0
+        self._num_losses = [0] * len(self._nodes)
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._executor = ThreadPoolExecutor(MAX_PULLS, thread_name_prefix="banyan-pull")
         self._has_ended = False
@@ -180,6 +186,14 @@ class Borrower:
             self._let_go(pull)
         self._tell(partial(self._want, found.node, pull))
         return read
+
+    def give_up(self) -> None:
+        """Nobody wants any more what is being pulled: its reads end at once, or soon."""
+        with self._lock:
+            self._num_given_up += 1
+            waiting = list(self._waiting)
+        for pull in waiting:
+            self._let_go(pull)
 
     def close(self) -> None:
         """End every pull and let the nodes go. Safe to call twice."""
@@ -285,7 +299,8 @@ class Borrower:
 
     def _want(self, node: int, pull: Pull) -> None:
         number = next(self._numbers)
-        self._wanted[number] = _Wanted(node, pull, self._clock() + PATIENCE_S)
+        summing_s = len(pull.keys) * self._block.block_bytes / SUMMED_BYTES_PER_S
+        self._wanted[number] = _Wanted(node, pull, self._clock() + PATIENCE_S + summing_s)
         if not self._connections.send(node, Borrow(number, self._namespace, pack_keys(pull.keys))):
             self._refused(number)
 
@@ -328,7 +343,8 @@ class Borrower:
                 else:
                     # It waits until a thread has it: there may be none.
                     pull = self._wanted.pop(number).pull
-                    carrying = self._executor.submit(self._carry, node, pull, message)
+                    since = self._num_given_up, self._num_losses[node]
+                    carrying = self._executor.submit(self._carry, node, pull, message, since)
                     noticed(carrying, name="banyan-pull", feature="a pull from another node")
 
     def _is_wanted_of(self, node: int, number: int) -> bool:
@@ -337,11 +353,21 @@ class Borrower:
 
     # ---- a thread of the executor ------------------------------------------------------------------------------
 
-    def _carry(self, node: int, pull: Pull, remote_lease: RemoteLease) -> None:
+    def _carry(self, node: int, pull: Pull, remote_lease: RemoteLease, since: tuple[int, int]) -> None:
+        num_given_up, num_losses = since
         ended = Ended.GIVEN_UP
-        if self._begins(pull):
-            ended = pull.carry(remote_lease, self._nodes[node].host, self._carrier)
+        if self._num_losses[node] != num_losses:
+            self._let_go(pull)
+        elif self._begins(pull):
+            wanted = partial(self._is_wanted_since, num_given_up)
+            ended = pull.carry(remote_lease, self._nodes[node].host, self._carrier, wanted)
+        if ended is Ended.LOST:
+            with self._lock:
+                self._num_losses[node] += 1
         self._tell(partial(self._carried, node, remote_lease, ended))
+
+    def _is_wanted_since(self, num_given_up: int) -> bool:
+        return self._num_given_up == num_given_up
 
     def _carried(self, node: int, remote_lease: RemoteLease, ended: Ended) -> None:
         self._connections.send(node, Return(remote_lease.token))

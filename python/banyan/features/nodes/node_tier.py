@@ -42,7 +42,9 @@ class NodeTier(RemoteTier[NodeFound]):
         clock: Callable[[], float],
         told: Callable[[str], Sequence[str] | None] = lambda request: None,
     ) -> None:
-        super().__init__(nodes, bring=self._pull, prefetch=prefetch, counters=counters, clock=clock)
+        # No method of its own: a tier that is part of a cycle would keep its reader's place after it was let go.
+        pull = partial(_pull, nodes, prefetch)
+        super().__init__(nodes, bring=pull, prefetch=prefetch, counters=counters, clock=clock)
         self._nodes = nodes
         self._told = told
         self._sent_for: set[str] = set()
@@ -61,11 +63,6 @@ class NodeTier(RemoteTier[NodeFound]):
         else:
             self._counters.questions_spared += bool(wanted.missing)
         return wanted.num_held
-
-    def _pull(self, keys: Sequence[str], worth: Worth, found: NodeFound, behind: Sequence[str]) -> None:
-        # It pulls only what it has found itself; a protocol cannot say that.
-        pull = cast(Callable[..., StoreRead], self._nodes.read)
-        self._prefetch.start_pull(keys, worth, found, pull, found.origin, behind)
 
     def send(self, wanted: Wanted, node: str, num_pages: int) -> bool:
         """Have ``node`` bring the first ``num_pages`` of what is missing; whether it was asked to. What it has brought
@@ -93,15 +90,23 @@ class NodeTier(RemoteTier[NodeFound]):
             super()._end(number, wanted, found)
             return
         if found is not None:
-            self._pull(wanted.missing, wanted.worth, found, wanted.behind)
+            self._bring(wanted.missing, wanted.worth, found, wanted.behind)
         num_brought = 0 if found is None else found.num_pages
         self._counters.remote_prefetches_failed += num_brought < num_sent_for
         self._prefetch.start_reads(wanted.missing, wanted.worth, behind=wanted.behind)
 
     def forget(self) -> None:
         super().forget()
+        self._nodes.give_up()
         self._sent_for.clear()
         self._remote_prefetches.clear()
 
     def close(self) -> None:
         self._nodes.close()
+
+
+def _pull(
+    nodes: Borrower, prefetch: Prefetch, keys: Sequence[str], worth: Worth, found: NodeFound, behind: Sequence[str]
+) -> None:
+    # It pulls only what it has found itself; a protocol cannot say that.
+    prefetch.start_pull(keys, worth, found, cast(Callable[..., StoreRead], nodes.read), found.origin, behind)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
@@ -59,19 +59,22 @@ class Pull:
     block: BlockGeometry
     feed: _native.Feed
 
-    def carry(self, remote_lease: RemoteLease, host: str, carrier: TcpCarrier) -> Ended:
-        """Bring the bytes of ``remote_lease``. Blocks; any thread."""
+    def carry(
+        self, remote_lease: RemoteLease, host: str, carrier: TcpCarrier, is_wanted: Callable[[], bool] = lambda: True
+    ) -> Ended:
+        """Bring the bytes of ``remote_lease``, as long as it ``is_wanted``. Blocks; any thread."""
         try:
-            return self._carry(remote_lease, host, carrier)
+            return self._carry(remote_lease, host, carrier, is_wanted)
         finally:
             self.feed.end()
 
-    def _carry(self, remote_lease: RemoteLease, host: str, carrier: TcpCarrier) -> Ended:
+    def _carry(self, remote_lease: RemoteLease, host: str, carrier: TcpCarrier, is_wanted: Callable[[], bool]) -> Ended:
         target = _Target(memoryview(self.memory), self.offsets, self.block.layer_bytes)
         ended = Ended.WHOLE
         try:
             sums = unpack_sums(remote_lease.sums, num_pages=len(self.keys), num_layers=len(target.layer_bytes))
-            layers = carrier.pull(Address(host, remote_lease.port), remote_lease.token, target, len(target.layer_bytes))
+            source, num_layers = Address(host, remote_lease.port), len(target.layer_bytes)
+            layers = carrier.pull(source, remote_lease.token, target, num_layers, is_wanted=is_wanted)
             with contextlib.closing(layers):
                 for layer in layers:
                     if not self.feed.is_wanted:
@@ -82,7 +85,7 @@ class Pull:
                     if wrong:
                         ended = Ended.DAMAGED
         except (OSError, Foreign):
-            return Ended.LOST
+            return Ended.LOST if is_wanted() else Ended.GIVEN_UP
         return ended
 
     def _sums(self, target: _Target, layer: int) -> list[int]:

@@ -100,6 +100,10 @@ class RemoteLeases:
                 lent.expires_s = self._clock() + TERM_S
             return lent
 
+    def holds(self, token: bytes) -> bool:
+        """Whether the remote lease of this token is good now."""
+        return token in self._lent
+
     def give_back(self, token: bytes) -> None:
         """Its reader is done. A token that is not known is one that ran out."""
         with self._lock:

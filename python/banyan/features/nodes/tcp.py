@@ -11,7 +11,6 @@ acknowledgement waits for milliseconds beside a busy scheduler, with little unde
 from __future__ import annotations
 
 import logging
-import math
 import socket
 import struct
 import threading
@@ -37,6 +36,9 @@ SLOW_S, LEAST_BYTES_PER_S = 10.0, 4 << 20
 """A pull takes no longer than so many seconds beside what its bytes take at this rate: a forward may be waiting for it,
 and with that the whole rank, however steadily single bytes come."""
 
+MOST_S = 30.0
+"""And no longer than this, however large it is: SGLang ends a server that stands still for minutes."""
+
 IN_FLIGHT_BYTES = 512 << 10
 """More than a connection over a network of one site needs to be as fast as it can."""
 
@@ -46,9 +48,23 @@ MAX_VIEWS = 512
 """Pieces that one system call moves: below any kernel's limit."""
 
 
+class Pace:
+    """How late each further layer may be, from now on."""
+
+    def __init__(self, slow_s: float) -> None:
+        self._until_s = time.monotonic() + slow_s
+        self._most_s = time.monotonic() + max(MOST_S, slow_s)
+
+    def until_s(self, views: Sequence[memoryview]) -> float:
+        """These are next."""
+        self._until_s += sum(map(len, views)) / LEAST_BYTES_PER_S
+        return min(self._until_s, self._most_s)
+
+
 class TcpCarrier:
     """The reader's end: brings the bytes of a remote lease. ``dscp``: what both ends mark their packets with;
-    ``carried`` sees each connection that has brought all; ``slow_s``: `SLOW_S`, where nobody waits but a person."""
+    ``carried`` sees each connection that has brought all; ``slow_s``: `SLOW_S`, where nobody waits but a person, and
+    then the most, too, where it is more."""
 
     def __init__(
         self,
@@ -61,22 +77,29 @@ class TcpCarrier:
         self._carried = carried
         self._slow_s = slow_s
 
-    def pull(self, source: Address, token: bytes, target: Layers, num_layers: int) -> Generator[int, None, None]:
-        """Yield each layer when its bytes are in ``target``, in order. Nothing is written after the iterator was
-        closed or has raised.
+    def pull(
+        self,
+        source: Address,
+        token: bytes,
+        target: Layers,
+        num_layers: int,
+        *,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> Generator[int, None, None]:
+        """Yield each layer when its bytes are in ``target``, in order, as long as it ``is_wanted``. Nothing is written
+        after the iterator was closed or has raised.
 
         Raises:
-            OSError: when the source is gone, silent or too slow, or ends early.
+            OSError: when the source is gone, silent or too slow, or ends early, or it is not wanted any more.
         """
-        until_s = time.monotonic() + self._slow_s
+        pace = Pace(self._slow_s)
         with socket.create_connection((source.host, source.port), timeout=STALL_S) as connection:
             mark(connection, self._dscp)
             connection.sendall(token)
             wait_in_kernel(connection)
             for layer in range(num_layers):
                 views = target.layer(layer)
-                until_s += sum(map(len, views)) / LEAST_BYTES_PER_S
-                _receive(connection, views, until_s)
+                _receive(connection, views, pace.until_s(views), is_wanted)
                 yield layer
             self._carried(connection)
 
@@ -101,31 +124,38 @@ def wait_in_kernel(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, look)
 
 
-def _receive(connection: socket.socket, views: list[memoryview], until_s: float) -> None:
+def _receive(connection: socket.socket, views: list[memoryview], until_s: float, is_wanted: Callable[[], bool]) -> None:
     def move(batch: list[memoryview]) -> int:
         num_bytes = connection.recvmsg_into(batch, 0, socket.MSG_WAITALL)[0]
         if num_bytes == 0:
             raise ConnectionError("the source has ended early")
         return num_bytes
 
-    _move_all(views, move, until_s)
+    _move_all(views, move, until_s, is_wanted)
 
 
-def _send(connection: socket.socket, views: list[memoryview]) -> None:
-    _move_all(views, connection.sendmsg)
+def _send(
+    connection: socket.socket, views: list[memoryview], until_s: float, is_lent: Callable[[], bool] = lambda: True
+) -> None:
+    _move_all(views, connection.sendmsg, until_s, is_lent)
 
 
-def _move_all(views: list[memoryview], move: Callable[[list[memoryview]], int], until_s: float = math.inf) -> None:
+def _move_all(
+    views: list[memoryview], move: Callable[[list[memoryview]], int], until_s: float, goes_on: Callable[[], bool]
+) -> None:
     """Call ``move`` until all has passed.
 
     Raises:
-        OSError: when nothing passes for ``STALL_S``, when it is later than ``until_s``, or as ``move`` says.
+        OSError: when nothing passes for ``STALL_S``, when it is later than ``until_s``, when it does not go on, or as
+            ``move`` says.
     """
     for batch in _batches(views):
         moved_s = time.monotonic()
         while batch:
             if time.monotonic() >= until_s:
                 raise TimeoutError("bytes pass too slowly to be waited for")
+            if not goes_on():
+                raise ConnectionAbortedError("nobody waits for it any more")
             try:
                 num_bytes = move(batch)
             except BlockingIOError:
@@ -229,11 +259,12 @@ class TcpSource:
             self._room.release()
 
     def _send_remote_lease(self, connection: socket.socket, token: bytes) -> None:
+        pace = Pace(SLOW_S)
         for layer in range(self._num_layers):
-            if not self._send_layer(connection, token, layer):
+            if not self._send_layer(connection, token, layer, pace):
                 return
 
-    def _send_layer(self, connection: socket.socket, token: bytes, layer: int) -> bool:
+    def _send_layer(self, connection: socket.socket, token: bytes, layer: int, pace: Pace) -> bool:
         with self._sending:
             lent = self._remote_leases.find(token)
             if lent is None:
@@ -241,7 +272,8 @@ class TcpSource:
             self._num_sending += 1
         views = lent.leased_frames.layer(layer)
         try:
-            _send(connection, views)
+            # A reader that is called in, or drips, holds neither the arena nor whoever waits for it.
+            _send(connection, views, pace.until_s(views), partial(self._remote_leases.holds, token))
         finally:
             num_bytes = sum(map(len, views))
             del lent, views

@@ -135,6 +135,7 @@ def read_by_page_server(payload: bytes) -> ToPageServer:
         _check(len(message.keys) % KEY_BYTES == 0, "a part of a key")
         _check(len(message.keys) <= MAX_PAGES * KEY_BYTES, f"more than {MAX_PAGES} pages")
         _check(isinstance(message, Ask) or bool(message.keys), "a remote lease or a read of nothing")
+        _check(_are_distinct(message.keys), "a page twice")
     return message
 
 
@@ -167,6 +168,11 @@ def _decoded(decoder: msgspec.msgpack.Decoder[_Message], payload: bytes) -> _Mes
 def _check(is_well: bool, what_it_is: str) -> None:
     if not is_well:
         raise Foreign(what_it_is)
+
+
+def _are_distinct(packed: bytes) -> bool:
+    starts = range(0, len(packed), KEY_BYTES)
+    return len({packed[start : start + KEY_BYTES] for start in starts}) == len(starts)
 
 
 def pack_keys(keys: Sequence[str]) -> bytes:

@@ -123,6 +123,8 @@ class DeviceAccess:
         self._allocator: NumbersOnDevice | None = None
         self._timer: LayerTimer[tuple[Piece, ...]] | None = None
         self._readers: list[CudaPeers] = []
+        self._peers: _native.Peers | None = None
+        self._mappings: PeerMappings | None = None
         self._fetches = config.fetches
         self._next_presence_s = 0.0
 
@@ -283,6 +285,7 @@ class DeviceAccess:
         target_row: int = OWN_ROW,
         reads: ArenaReads | None = None,
     ) -> CudaPeers:
+        assert self._mappings is not None
         reader = CudaPeers(
             directory=peers,
             driver=self._driver,
@@ -334,6 +337,8 @@ class DeviceAccess:
             self._ring.poll()
         if self._timer is not None:
             self._timer.poll()
+        if self._peers is None or self._mappings is None:
+            return
         now_s = time.monotonic()
         if now_s >= self._next_presence_s:
             self._next_presence_s = now_s + PRESENCE_PERIOD_S
@@ -363,8 +368,10 @@ class DeviceAccess:
             self._rank_device.readers.remove(reader)
             reader.close()
         self._readers.clear()
-        self._mappings.close()
-        del self._peers, self._mappings
+        if self._mappings is not None:
+            self._mappings.close()
+        # The reader's place is taken again by `join`. If that fails, nobody is attended any more.
+        self._peers = self._mappings = None
 
     def forget(self) -> None:
         self._rank_device.offloads.forget()

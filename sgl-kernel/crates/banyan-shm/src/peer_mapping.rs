@@ -5,8 +5,9 @@
 //! * `held[frame]` is the number of this rank's leases on the frame; the rank's bit in the frame is set exactly while it is above zero.
 //! * `read_up_to` says how far this view has read what prompts of that rank asked for; it begins with what the ring still has.
 //! * What a lease needs (both mappings, the claim on the reader bit) lives as long as the lease, whatever becomes of the owner or of `Peers`.
+//! * Whoever keeps only the memory mapped has no claim: once `Peers` and its leases are gone, no lease is taken here any more.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::error::{Result, invalid};
 use crate::frame::Key;
@@ -45,7 +46,8 @@ impl Drop for ReaderBit {
 
 /// What only a rank that copies needs.
 struct Reach {
-    reader: Arc<ReaderBit>,
+    reader: Weak<ReaderBit>,
+    mask: u64,
     pool: PeerPool,
     held: Mutex<Vec<u32>>,
 }
@@ -72,7 +74,7 @@ impl PeerMapping {
     pub fn reach(
         slot: usize,
         member: &Member,
-        reader: Arc<ReaderBit>,
+        reader: &Arc<ReaderBit>,
         geometry: &Geometry,
         access: Access,
     ) -> Result<Self> {
@@ -96,7 +98,12 @@ impl PeerMapping {
             }
         }
         let held = Mutex::new(vec![0; reading.layout.num_frames]);
-        peer_mapping.reach = Some(Reach { reader, pool, held });
+        peer_mapping.reach = Some(Reach {
+            reader: Arc::downgrade(reader),
+            mask: reader.mask(),
+            pool,
+            held,
+        });
         Ok(peer_mapping)
     }
 
@@ -216,13 +223,13 @@ impl PeerMapping {
         }
     }
 
-    /// `false`: one of them changed since it was seen, or this rank only looks; nothing is pinned.
-    pub fn take(&self, wanted: &[Sighting]) -> bool {
-        let Some(reach) = &self.reach else {
-            return false;
-        };
+    /// The claim under which they are leased now, to be kept until `give_back`. `None`: one of them changed since it was
+    /// seen, or this rank only looks; nothing is pinned.
+    pub fn take(&self, wanted: &[Sighting]) -> Option<Arc<ReaderBit>> {
+        let reach = self.reach.as_ref()?;
+        let reader = reach.reader.upgrade()?;
         let frames = self.index().frames();
-        lease::take(frames, wanted, reach.reader.mask(), &mut lock(&reach.held))
+        lease::take(frames, wanted, reach.mask, &mut lock(&reach.held)).then_some(reader)
     }
 
     /// Whether what was seen there is published under `key`.
@@ -241,7 +248,7 @@ impl PeerMapping {
     pub fn give_back(&self, leased: &[Sighting]) {
         if let Some(reach) = &self.reach {
             let frames = self.index().frames();
-            lease::give_back(frames, leased, reach.reader.mask(), &mut lock(&reach.held));
+            lease::give_back(frames, leased, reach.mask, &mut lock(&reach.held));
         }
     }
 

@@ -75,8 +75,11 @@ impl Match {
 }
 
 /// Pages that their owners will not reuse until this is dropped.
+#[derive(Default)]
 pub struct Lease {
     runs: Vec<Run>,
+    /// That under which they are leased: it outlives them.
+    claim: Option<Arc<ReaderBit>>,
 }
 
 impl Lease {
@@ -108,6 +111,7 @@ impl Drop for Lease {
         for run in &self.runs {
             run.peer_mapping.give_back(&run.pages);
         }
+        drop(self.claim.take());
     }
 }
 
@@ -276,7 +280,7 @@ impl Peers {
         }
         let live = self.live();
         // Runs are added as they are taken, so that dropping the lease half way gives back exactly these.
-        let mut lease = Lease { runs: Vec::new() };
+        let mut lease = Lease::default();
         let mut missing = num_pages;
         for run in &found.runs {
             let wanted = &run.pages[..run.pages.len().min(missing)];
@@ -284,10 +288,11 @@ impl Peers {
                 break;
             }
             let alive = live.iter().any(|live| Arc::ptr_eq(live, &run.peer_mapping));
-            if !alive || !run.peer_mapping.take(wanted) {
+            let Some(claim) = alive.then(|| run.peer_mapping.take(wanted)).flatten() else {
                 return Ok(None);
-            }
+            };
             missing -= wanted.len();
+            lease.claim = Some(claim);
             lease.runs.push(Run {
                 peer_mapping: run.peer_mapping.clone(),
                 pages: wanted.to_vec(),
@@ -415,7 +420,7 @@ impl Peers {
         let opened = match &self.home {
             Some(home) if self.own_slot != Some(slot) => {
                 let access = home.pool.access_to_peers();
-                PeerMapping::reach(slot, &member, home.reader.clone(), &home.geometry, access)
+                PeerMapping::reach(slot, &member, &home.reader, &home.geometry, access)
             }
             _ => PeerMapping::look(slot, &member),
         };

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 
 import pytest
@@ -54,7 +55,9 @@ def servers(monkeypatch, tmp_path):
     asking, _, _ = start(peers=tuple(map(str, page_servers)))
     monkeypatch.setattr(hooks.linker, "installed", lambda: asking)
     until(lambda: asking.state()["nodes"]["num_listening"] == 2)
-    yield SimpleNamespace(asking=asking, counters=asking.counters, page_servers=page_servers, rank_tables=rank_tables)
+    made = SimpleNamespace(asking=asking, lender=lender, counters=asking.counters, page_servers=page_servers)
+    made.rank_tables = rank_tables
+    yield made
     for linker in (asking, lender, empty):
         linker.close()
 
@@ -90,3 +93,17 @@ def test_request_when_no_arena_has_it_then_nobody_is_asked(servers):
 def test_request_when_nothing_is_said_or_a_stranger_is_named_then_all_are_asked(servers, source):
     assert ask(servers, source) == (1, 0, 0)
     poll(servers.asking, lambda: servers.counters.pull_pages == NUM_PAGES)
+
+
+def test_weights_when_they_change_then_who_asks_and_who_lends_take_their_places_again_without_a_collection(servers):
+    """A rank that could not would share nothing from then on. SGLang may freeze the collector."""
+    ask(servers, None)
+    poll(servers.asking, lambda: servers.counters.pull_pages == NUM_PAGES)
+    gc.disable()
+    try:
+        for rank in (servers.asking, servers.lender):
+            rank.weights_changed()
+    finally:
+        gc.enable()
+    until(lambda: servers.asking.state()["nodes"]["num_listening"] == 2)
+    assert ask(servers, None)[0] == 2 and servers.counters.question_hits == 1

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +23,11 @@ class PageServers(FakeNodes):
     def __init__(self):
         super().__init__()
         self.at = []
+
+    num_given_up = 0
+
+    def give_up(self):
+        self.num_given_up += 1
 
     def knows(self, node):
         return node in NODES
@@ -80,3 +87,19 @@ def test_request_when_the_named_node_does_not_listen_then_it_is_not_held_back(ra
     rank.said = ["a:1"]
     rank.tier.ask(Wanted("r", ["k"], 0, None))
     assert not rank.tier.is_awaited("r") and counted(rank) == (0, 0, 0)
+
+
+def test_tier_when_it_is_let_go_then_it_is_gone_without_a_collection(rank):
+    """What it refers to holds a reader's place, which is taken again at once after a weight update."""
+    gc.disable()
+    try:
+        gone = weakref.ref(rank.tier)
+        del rank.tier
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_tier_when_it_forgets_then_what_is_being_pulled_is_given_up(rank):
+    rank.tier.forget()
+    assert rank.page_servers.num_given_up == 1

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import math
 import socket
+import threading
 from array import array
 from collections.abc import Iterator
 
@@ -294,3 +295,47 @@ def test_borrower_when_the_system_has_no_thread_left_then_its_reads_end(nodes, m
     read = two.borrower.read(found, 2, two.memory, array("q", [0, two.block.frame_bytes]))
     until(lambda: read.has_ended)
     assert {reason for _, reason in read.finish()} == {"gone"}
+
+
+class Standing:
+    """A carrier whose source says nothing, until the test lets it go or nobody wants it."""
+
+    def __init__(self) -> None:
+        self.num_pulls = 0
+        self.is_lost = threading.Event()
+
+    def pull(self, source, token, target, num_layers, *, is_wanted):
+        self.num_pulls += 1
+        until(lambda: self.is_lost.is_set() or not is_wanted())
+        raise TimeoutError("no byte")
+        yield
+
+
+@pytest.fixture
+def standing(nodes) -> tuple[Node, Standing]:
+    """A node that pulls three pages, each by itself, of one that has lent them and says nothing."""
+    one, two = nodes
+    one.keep([1, 2, 3], LENT)
+    carrier = Standing()
+    connect(one, two, carrier=carrier)
+    for number in (1, 2, 3):
+        found = NodeFound(str(one.page_server.address), 0, keys(number))
+        two.prefetch.start_pull(keys(number), whole, found, two.borrower.read, found.origin)
+    until(lambda: carrier.num_pulls == 2 and two.borrower._executor._work_queue.qsize() == 1)
+    return two, carrier
+
+
+def test_flush_when_pulls_stand_still_then_nobody_waits_for_them_and_no_frame_is_left(standing) -> None:
+    two, _ = standing
+    two.remote.forget()
+    two.prefetch.quiesce()
+    assert two.prefetch.num_left_behind == 0 and two.residency.num_filling == 0
+    assert two.borrower.num_listening == 1 and two.borrower.num_lost == 0, "the node is not to blame"
+
+
+def test_pulls_when_their_node_was_lost_since_it_lent_for_them_then_they_do_not_wait_for_it_again(standing) -> None:
+    two, carrier = standing
+    carrier.is_lost.set()
+    until(lambda: two.poll() or two.residency.num_filling == 0)
+    until(lambda: two.borrower.num_lost == 2)
+    assert carrier.num_pulls == 2 and two.counters.pull_failed_pages == 3

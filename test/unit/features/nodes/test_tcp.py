@@ -2,6 +2,7 @@
 """The packets of a remote lease carry the traffic class that was asked for, in both directions."""
 
 import contextlib
+import math
 import socket
 import threading
 import time
@@ -127,6 +128,56 @@ def test_pull_when_bytes_come_steadily_and_too_slowly_then_it_ends_all_the_same(
     thread.join()
 
 
+def test_pull_when_it_is_large_and_slow_then_it_takes_no_longer_than_a_rank_may_stand(monkeypatch):
+    monkeypatch.setattr(tcp, "MOST_S", 20.0)
+    began_s = time.monotonic()
+    pace = tcp.Pace(slow_s=10.0)
+    small, huge = memoryview(bytearray(1)), [memoryview(bytearray(4 << 20))] * 1000
+    assert 9.9 < pace.until_s([small]) - began_s < 20
+    assert pace.until_s(huge) - began_s < 21
+    assert tcp.Pace(slow_s=60.0).until_s([small]) - began_s > 59, "a person waits as long as he likes"
+
+
+def test_pull_when_nobody_wants_it_any_more_then_it_ends_though_bytes_come(source_socket):
+    wanted = [True]
+    source = Address(*source_socket.getsockname())
+    layers = tcp.TcpCarrier().pull(source, b"x" * TOKEN_BYTES, Layer(64), 1, is_wanted=lambda: wanted[0])
+
+    def drip():
+        connection, _ = source_socket.accept()
+        with connection, contextlib.suppress(OSError):
+            for number in range(63):
+                connection.sendall(b"x")
+                wanted[0] = number < 3
+                time.sleep(0.01)
+            time.sleep(1)
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    with pytest.raises(ConnectionAbortedError):
+        next(layers)
+    thread.join()
+
+
+def test_remote_lease_when_it_is_called_in_then_sending_ends_though_its_reader_goes_on():
+    lent = [True]
+    here, there = socket.socketpair()
+    with here, there:
+        tcp.wait_in_kernel(here)
+
+        def drip():
+            for number in range(200):
+                there.recv(64)
+                lent[0] = number < 3
+                time.sleep(0.01)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        with pytest.raises(ConnectionAbortedError):
+            tcp._send(here, [memoryview(bytearray(64 << 20))], math.inf, lambda: lent[0])
+        thread.join()
+
+
 def test_remote_lease_when_its_reader_stands_still_then_sending_ends_after_a_stall(monkeypatch):
     monkeypatch.setattr(tcp, "STALL_S", 0.3)
     monkeypatch.setattr(tcp, "LOOK_S", 0.1)
@@ -134,7 +185,7 @@ def test_remote_lease_when_its_reader_stands_still_then_sending_ends_after_a_sta
     with here, there:
         tcp.wait_in_kernel(here)
         with pytest.raises(OSError, match="no byte has passed"):
-            tcp._send(here, [memoryview(bytearray(64 << 20))])
+            tcp._send(here, [memoryview(bytearray(64 << 20))], math.inf)
 
 
 def test_connection_when_bytes_come_in_parts_then_one_call_takes_all_of_them():

@@ -23,6 +23,7 @@ FOREIGN = [
     wire.encode(Borrow(1, NAMESPACE, b"")),
     wire.encode(Read(1, NAMESPACE, b"")),
     wire.encode(Read(1, NAMESPACE, bytes(32 * (wire.MAX_PAGES + 1)))),
+    wire.encode(Read(1, NAMESPACE, bytes(64))),
     wire.encode(Return(b"short")),
     wire.encode(Answer(1, -1)),
     wire.encode(RemoteLease(1, b"t" * 16, 0, b"")),
