@@ -9,6 +9,7 @@ of the next one is that of the first.
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
 import random
@@ -27,12 +28,15 @@ from benchmark.modes import asking, models
 from benchmark.modes.run import ENV
 from benchmark.processes import ProcessSession
 from benchmark.provenance import provenance
-from benchmark.servers import PORTS, ServerSpec, cpu_env, wait_ready
+from benchmark.servers import ServerSpec, cpu_env, free_port, wait_ready
 from benchmark.warm import ForkedServer
 
-GONE_WITHIN_S = 10.0
+GONE_WITHIN_S = 60.0
 LOAD_S = 2.0
 NUM_CLIENTS = 6
+ENDED = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, json.JSONDecodeError)
+"""What a client sees of a server that was killed: no answer, or a part of one."""
+
 FLAGS = (
     *("--device", "cpu", "--dtype", "float32", "--max-total-tokens", "6000", "--context-length", "2048"),
     *("--sleep-on-idle", "--banyan-host-gb", "0.25", "--banyan-store-admit", "first"),
@@ -44,7 +48,7 @@ def run(rounds: int, folder: Path) -> dict[str, Any]:
     kept = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="banyan-restarts-"))
     flags = (*FLAGS, "--banyan-store", str(folder / "store"), "--banyan-keep-host-arena", str(kept))
     spec = ServerSpec("restarts", 2, "on", flags, (*cpu_env(dp=2), *ENV))
-    port = random.choice(PORTS)
+    port = free_port()
     asked = asking.prompts()
     expected: list[tuple[float, ...]] | None = None
     seen = []
@@ -90,7 +94,7 @@ def _load(url: str, asked: Sequence[Sequence[int]], kill: Callable[[], None]) ->
         while time.monotonic() < until_s:
             try:
                 ask(asked[drawn.randrange(len(asked))], number % 2)
-            except (urllib.error.URLError, ConnectionError, TimeoutError, json.JSONDecodeError):
+            except ENDED:
                 return
 
     with ThreadPoolExecutor(NUM_CLIENTS) as clients:

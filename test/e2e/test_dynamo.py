@@ -153,7 +153,7 @@ def compare(heard: Indexer, asker: Asker, num_prompts: int) -> int:
         # The last token is computed, whatever is there.
         most = (len(ids) - 1) // PAGE * PAGE
         # Events come a moment after the answer.
-        assert wait_until_still(partial(heard.believes, ids), timeout_s=60, still_s=0.4, poll_s=0.1)
+        assert wait_until_still(partial(heard.believes, ids), timeout_s=60, still_s=2.0, poll_s=0.1)
         believed = heard.believes(ids)
         found = asker.ask(ids, rank)
         in_pool = believed["dp"].get(str(rank), 0)

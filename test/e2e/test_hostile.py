@@ -8,7 +8,7 @@ import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from test.e2e.conftest import Client
+from test.e2e.conftest import Client, until
 from test.e2e.what_clients_say import BAD, GOOD, answers, hints
 
 from benchmark.modes import models
@@ -107,6 +107,7 @@ def test_flush_when_a_rank_refuses_it_then_the_answer_says_so_and_its_old_pages_
             client.generate(asked, rank=1, num_tokens=4)
             running = pool.submit(client.generate, prompt(50, 5000 + number), rank=busy, num_tokens=1200)
             time.sleep(1.0)
+            until(lambda busy=busy: client.num_tokens_at(busy))
             assert status_of(client, {}, "/flush_cache") == 400
             tokens, meta = client.generate(asked, rank=1 - busy, num_tokens=4)
             assert (tokens, meta["cached_tokens"]) == (expected, 0)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from test.e2e.conftest import ARGS, MODEL, Client, until
+from test.e2e.patience.patient import plugin
 
 from banyan.cli.explain import decisions, sentences
 from banyan.core import Address
@@ -23,6 +23,7 @@ from banyan.features.nodes.wire import Ask
 from banyan.owner import read_secret
 from banyan.routing.headers import SOURCE_HEADER
 from banyan.transport.sealed.secret import Keys
+from benchmark.alternatives.kept import wait_until_still
 from benchmark.engine import Engine
 from benchmark.router_failover import router
 from benchmark.servers import Server, ServerSpec, cpu_env, free_port, wait_ready
@@ -52,13 +53,13 @@ def nodes(alone, tmp_path_factory) -> Iterator[SimpleNamespace]:
     secret.chmod(0o600)
     page_server, third = (Address("127.0.0.1", free_port()) for _ in range(2))
     common = (*ARGS, "--banyan-host-gb", "0.5", "--banyan-secret-file", str(secret))
-    strict = ("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE", "1")
+    env = (("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE", "1"), *plugin(folder / "patience"))
 
     def start(label: str, core: int, *flags: str) -> Server:
         events = {"publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{free_port()}", "bind": True}
         events["replay_endpoint"] = f"tcp://127.0.0.1:{free_port()}"
         flags = (*common, *flags, "--kv-events-config", json.dumps(events))
-        spec = ServerSpec(label, 1, "on", flags, (*cpu_env(dp=1, first_core=core), strict))
+        spec = ServerSpec(label, 1, "on", flags, (*cpu_env(dp=1, first_core=core), *env))
         return ForkedServer(spec, MODEL, folder)
 
     lender = start("lender", 0, "--banyan-listen", str(page_server))
@@ -73,12 +74,12 @@ def nodes(alone, tmp_path_factory) -> Iterator[SimpleNamespace]:
 
 def lent(nodes, ids):
     """The lender's answer, once the prompt lies in its arena and the borrower hears the lender."""
-    output, _ = nodes.lender.generate(ids)
-    seen = [nodes.lender.total("backed_up_pages")]
-    while len(seen) < 4 or len(set(seen[-4:])) > 1:
-        assert len(seen) < 300, f"it does not come to rest: {seen}"
-        time.sleep(0.2)
-        seen.append(nodes.lender.total("backed_up_pages"))
+    before = nodes.lender.total("backed_up_pages")
+    output, meta = nodes.lender.generate(ids)
+    num_new = len(ids) // PAGE - meta["cached_tokens"] // PAGE
+    until(lambda: nodes.lender.total("backed_up_pages") >= before + num_new)
+    # What it has generated follows.
+    assert wait_until_still(lambda: nodes.lender.total("backed_up_pages"), timeout_s=60), "it does not come to rest"
     until(lambda: nodes.borrower.ranks()[0]["nodes"]["num_listening"] == 2)
     return output
 
@@ -95,10 +96,8 @@ def test_prefix_when_another_node_holds_it_then_it_comes_from_there_with_the_sam
     assert any(f"at remote {nodes.page_server}" in line for line in sentences(decision))
     _, meta = nodes.borrower.generate(ids)
     assert "remote" not in meta["cached_tokens_details"], "it has its own now"
-    state = nodes.lender.ranks()[0]
-    assert (
-        state["page_server"]["num_remote_leases"] == 0 and state["lent_bytes"] == nodes.borrower.total("pull_bytes") > 0
-    )
+    until(lambda: nodes.lender.ranks()[0]["page_server"]["num_remote_leases"] == 0)
+    assert nodes.lender.ranks()[0]["lent_bytes"] == nodes.borrower.total("pull_bytes") > 0
 
 
 def listening(server: Server) -> set[int]:

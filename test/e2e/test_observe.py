@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import json
 import re
-import time
 import urllib.request
 
 import pytest
 from playwright.sync_api import expect
+from test.e2e.conftest import until
 from test.page.conftest import browser, served  # noqa: F401
 
 from banyan import cli
@@ -142,13 +142,12 @@ def test_metrics_when_a_server_runs_then_each_that_is_described_is_there(banyan,
     banyan.first_token(prompt("counted", 300), rank=0)
     own = [name for name in SERIES if not name.startswith("store_") or name == "store_tokens"]
     expected = {SERIES[name].name for name in own}
-    deadline = time.monotonic() + 30
-    while True:
+
+    def missing():
         lines = banyan.get("/metrics").splitlines()
-        there = {line.split("{")[0] for line in lines if line.startswith("banyan:")}
-        if expected <= there or time.monotonic() > deadline:
-            break
-        time.sleep(0.5)
-    assert expected <= there, sorted(expected - there)
+        return sorted(expected - {line.split("{")[0] for line in lines if line.startswith("banyan:")})
+
+    until(lambda: not missing(), told=missing)
+    lines = banyan.get("/metrics").splitlines()
     for rank in ("0", "1"):
         assert any(line.startswith("banyan:prompt_tokens_total{") and f'dp_rank="{rank}"' in line for line in lines)

@@ -73,8 +73,10 @@ def test_plan_when_forwards_and_moves_were_measured_then_a_long_prefix_is_moved_
 def test_clock_when_a_prompt_is_prefilled_then_its_forward_is_timed_with_its_shape(engine, prompt):
     ids = prompt("clock", 500)
     engine.prefill(ids, rank=0)
-    engine.prefill([*ids[:480], *prompt("other end", 100)], rank=0)
-    last, newest = engine.ranks()[0]["forwards"][-2:]
+    # One of three: whoever has the processor in one forward's time makes it longer.
+    for number in range(3):
+        engine.prefill([*ids[:480], *prompt(f"other end {number}", 100)], rank=0)
+    last, *newest = engine.ranks()[0]["forwards"][-4:]
     assert last["pieces"] == [[500, 0]]
-    assert newest["pieces"] == [[100, 480]]
-    assert 0 < newest["forward_us"] < last["forward_us"]
+    assert [forward["pieces"] for forward in newest] == [[[100, 480]]] * 3
+    assert 0 < min(forward["forward_us"] for forward in newest) < last["forward_us"]

@@ -4,13 +4,12 @@ those of a server that shares nothing, a line says what failed, and /server_info
 
 import contextlib
 import os
-import time
 import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from test.e2e.conftest import Client
+from test.e2e.conftest import Client, until
 from test.e2e.raising.sitecustomize import VARIABLE
 from test.e2e.test_hostile import ENGINE, NUM_TOKENS, prompt, status_of
 
@@ -126,6 +125,8 @@ def exercise(client):
     return fresh
 
 
+# As often as there are hooks, everything that a server does.
+@pytest.mark.timeout(2700)
 def test_server_when_a_hook_raises_then_tokens_are_right_and_it_is_counted(alone, tmp_path, raising):
     names = [*(patch.name for patch in REACHED if patch.on_failure == "pass"), *METHODS]
     with serve(tmp_path, raising, "--max-total-tokens", "4000") as server:
@@ -158,7 +159,7 @@ def test_server_when_what_keeps_wrong_pages_out_raises_then_it_shares_no_more_an
         answers = exercise(client)
         # A flush that this rank refuses.
         running = pool.submit(client.generate, prompt(50, 1), rank=0, num_tokens=300)
-        time.sleep(0.3)
+        until(lambda: client.num_tokens_at(0) or running.done())
         status_of(client, {}, "/flush_cache")
         running.result()
         raising.write_text("")

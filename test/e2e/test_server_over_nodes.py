@@ -48,6 +48,11 @@ class OverNodes(Client):
         details = answer["meta_info"].get("cached_tokens_details") or {}
         return answer["output_ids"], {source: details.get(source, 0) for source in asking.SOURCES}
 
+    def is_idle(self) -> bool:
+        """As far as the dispatcher has heard."""
+        loads = json.loads(self.get("/v1/loads?include=core"))["loads"]
+        return not any(load["num_total_tokens"] for load in loads)
+
 
 class OnFirstNode:
     """Runs things there."""
@@ -119,6 +124,7 @@ def test_rank_when_it_is_on_another_node_then_it_believes_the_dispatcher(there, 
         first, _ = there(ranks.ask, ids)
         # Until the dispatcher has heard that it is idle: it goes by loads, too.
         time.sleep(1.0)
+        until(lambda: there(ranks.is_idle))
         again, cached = there(ranks.ask, ids)
         assert again == first and sum(cached.values()) == whole_pages(ids), "it went to a rank that has nothing of it"
     states = there(ranks.ranks)
@@ -232,6 +238,11 @@ class PairOverNodes:
             computed, answer = (half.result() for half in halves)
         return answer["output_ids"], computed["meta_info"]["cached_tokens"]
 
+    def known_records(self) -> set[int]:
+        """How many pages in the store the ranks of both servers know of."""
+        states = [state for server in (self.prefill, self.decode) for state in server.ranks().values()]
+        return {state["store"]["num_records"] for state in states}
+
 
 @contextmanager
 def pair_over_nodes(there: OnFirstNode, engine: str, folder: Path) -> Iterator[PairOverNodes]:
@@ -254,6 +265,7 @@ def pair_over_nodes(there: OnFirstNode, engine: str, folder: Path) -> Iterator[P
 
 
 # Each engine takes minutes. NIXL is what the other tests of pairs use.
+@pytest.mark.timeout(2700)
 @pytest.mark.parametrize("engine", ["mooncake"])
 def test_next_turn_when_both_servers_of_a_pair_lie_on_two_nodes_then_each_prefill_rank_finds_the_answer(
     engine, there, tmp_path, asked
@@ -268,9 +280,9 @@ def test_next_turn_when_both_servers_of_a_pair_lie_on_two_nodes_then_each_prefil
             # Without the last token of the answer, which no page holds yet.
             num_answer_pages += (len(turns[ranks]) - 1) // PAGE - len(ids) // PAGE
         until(lambda: there(pair.decode.total, "archived_pages") >= num_answer_pages)
+        # A rank learns what others have stored by a thread of its own.
+        until(lambda: len(there(pair.known_records)) == 1, told=lambda: there(pair.known_records))
         for ranks, turn in turns.items():
-            # Each answer is a step, in which a rank takes in what others have announced.
-            there(pair.prefill.ranks)
             again, found = there(pair.ask, [*turn, *turn[:30]], ranks)
             assert found >= (len(turn) - 1) // PAGE * PAGE, ranks
             right, computed = there(pair.ask, [*turn, *turn[:30]], ranks, cache_salt="expected")

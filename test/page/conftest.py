@@ -11,10 +11,13 @@ import time
 
 import pytest
 import uvicorn
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 from test.unit.observe.fake_banyan import FakeBanyan
 
 from banyan.cli import web
+
+# As long as a tab waits: what is expected of it has a limit of its own, which a busy machine reaches.
+expect.set_options(timeout=60_000)
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 

@@ -6,7 +6,8 @@ Invariants
   2. A copy leases the pages it reads like a peer's copy does, so SGLang may free them meanwhile.
   3. What is offered is queued until the next poll, and sent then in one copy: to wake the copy thread takes longer
      than all else. No more than ``max_pages`` are on their way; the rest stays queued. Nothing waits. What has left
-     the pool by then, and what is more than ``MAX_QUEUED_PAGES``, is dropped and counted.
+     the pool by then, and what is more than ``MAX_QUEUED_PAGES``, is dropped and counted. What found no frame is
+     looked at again once one is free, and every ``LOOK_AGAIN_S``: nobody tells when a page can be evicted again.
   4. No page takes a frame from those of its own chain that come before it, as far as the chain was offered together.
 
 A page: queued -> copying -> resident, or passed over, or dropped. One thread calls; the copies have their own.
@@ -14,9 +15,10 @@ A page: queued -> copying -> resident, or passed over, or dropped. One thread ca
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from banyan.arena.residency import Residency
@@ -25,6 +27,9 @@ from banyan.telemetry import Counters
 
 MAX_QUEUED_PAGES = 1 << 16
 """Names remembered of pages that wait for their turn: a few megabytes."""
+
+LOOK_AGAIN_S = 1.0
+"""A look takes two lookups for each chain that waits: not in every step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,7 @@ class Backup:
         pool_slot: the rank table slot of this rank's pool.
         arena_slots: the slots of all parts of the arena.
         max_pages: bound on the pages that are on their way.
+        clock: seconds.
     """
 
     def __init__(
@@ -76,6 +82,7 @@ class Backup:
         arena_slots: Sequence[int],
         max_pages: int,
         counters: Counters,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._residency = residency
         self._peers = peers
@@ -83,12 +90,14 @@ class Backup:
         self._arena_slots = list(arena_slots)
         self._max_pages = max_pages
         self._counters = counters
+        self._clock = clock
         self._moving: deque[_Moving] = deque()
         self._on_their_way: set[str] = set()
         self._queue: deque[_Queued] = deque()
         self._num_queued = 0
         self._has_news = False
         """Since the last look at the queue something was offered or has landed: there may be something to send."""
+        self._look_again_s = clock()
 
     def offer(self, keys: Sequence[str]) -> None:
         """A chain of pages that this rank's pool has just published."""
@@ -108,10 +117,17 @@ class Backup:
         while self._moving and self._moving[0].copy.has_ended:
             landed += self._land(self._moving.popleft())
             self._has_news = True
-        if self._has_news:
+        if self._may_have_room():
             self._has_news = False
             self._send()
+            self._look_again_s = self._clock() + LOOK_AGAIN_S
         return landed
+
+    def _may_have_room(self) -> bool:
+        """Whether to look at the queue."""
+        if not self._queue:
+            return False
+        return self._has_news or self._residency.num_free > 0 or self._clock() >= self._look_again_s
 
     def _send(self) -> None:
         """What is queued, the oldest first, as far as there is room, in one copy."""

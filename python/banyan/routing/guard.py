@@ -17,9 +17,13 @@ class HotRankGuard:
     The factor of 2 is that of the overload override in "Elastic P2P vs PD-Combined" (2.4). There it is taken of the
     mean over all ranks, which a rank of two can never exceed twice; hence the others. The prompt is added because
     it is the most that a move can save: below that difference, staying is not slower than computing anew elsewhere.
+    It is counted in whole pages, as a rank counts what is ongoing: one whose answer has just ended is not hot for the
+    same prompt.
     """
 
     factor: float = 2.0
+    page_tokens: int = 16
+    """Banyan's page, for callers that do not know the server's."""
 
     def __post_init__(self) -> None:
         if not self.factor >= 1:
@@ -31,11 +35,8 @@ class HotRankGuard:
             return ranks
         total = sum(state.ongoing_tokens for state in ranks)
         per_other = self.factor / (len(ranks) - 1)
-        return [
-            state
-            for state in ranks
-            if state.ongoing_tokens <= (total - state.ongoing_tokens) * per_other + query.num_prompt_tokens
-        ]
+        prompt = -(-query.num_prompt_tokens // self.page_tokens) * self.page_tokens
+        return [state for state in ranks if state.ongoing_tokens <= (total - state.ongoing_tokens) * per_other + prompt]
 
 
 UNGUARDED = HotRankGuard(math.inf)

@@ -323,6 +323,7 @@ def dispatching(rank_table, monkeypatch, sent):
     args = SimpleNamespace(
         _banyan={"rank_table": rank_table.path, "server": "id", "config": config.as_dict(), "layout": LAYOUT.as_dict()},
         speculative_algorithm=None,
+        page_size=PAGE,
     )
     fake = SimpleNamespace(
         server_args=args,

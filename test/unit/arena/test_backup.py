@@ -178,6 +178,34 @@ def test_offer_when_too_many_wait_for_their_turn_then_dropped_and_counted(monkey
     assert [landed.keys for landed in owner.wait_landed()] == [keys(1)]
 
 
+def test_pages_when_no_frame_was_free_then_they_are_copied_once_one_is(hosts: list[Host]) -> None:
+    owner = hosts[0]
+    taken = owner.residency.claim(8)
+    owner.rank.frame_table.publish(frames(3, 4), keys(1, 2))
+    owner.backup.offer(keys(1, 2))
+    assert not owner.wait_landed()
+    owner.residency.abandon(taken)
+    assert [landed.keys for landed in owner.wait_landed()] == [keys(1, 2)]
+
+
+def test_pages_when_every_frame_was_held_then_they_are_looked_at_again_after_a_while_and_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    owner = Host(RankTable.create(2 * LAYOUT.num_ranks), 0, num_frames=2)
+    now_s = 100.0
+    monkeypatch.setattr(owner.backup, "_clock", lambda: now_s)
+    owner.rank.frame_table.publish(frames(3, 4, 5), keys(1, 2, 7))
+    owner.backup.offer(keys(1, 2))
+    owner.wait_landed()
+    owner.residency.hold([0, 1])
+    owner.backup.offer(keys(7))
+    assert not owner.wait_landed()
+    owner.residency.unhold([0, 1])
+    assert not owner.wait_landed(), "not at every step"
+    now_s += backup.LOOK_AGAIN_S
+    assert [landed.keys for landed in owner.wait_landed()] == [keys(7)]
+
+
 def test_offer_when_the_pool_has_withdrawn_the_pages_then_nothing_is_held(hosts: list[Host]) -> None:
     owner = hosts[0]
     owner.rank.frame_table.publish(frames(3), keys(1))

@@ -171,7 +171,16 @@ def test_dualpath_when_queues_differ_then_three_classes():
 def test_guard_when_a_difference_is_smaller_than_the_prompt_then_nobody_is_hot():
     ranks = [RankState(rank=0, ongoing_tokens=1_000), RankState(rank=1)]
     assert list(HotRankGuard().cool(ask(1_000), ranks)) == ranks
-    assert list(HotRankGuard().cool(ask(999), ranks)) == ranks[1:]
+    assert list(HotRankGuard().cool(ask(992), ranks)) == ranks[1:]
+
+
+@pytest.mark.parametrize(("page_tokens", "ongoing_tokens"), [(1, 1_000), (16, 1_008), (64, 1_024)])
+def test_guard_when_a_rank_still_counts_the_pages_of_the_same_prompt_then_it_is_not_hot(page_tokens, ongoing_tokens):
+    guard = HotRankGuard(page_tokens=page_tokens)
+    ranks = [RankState(rank=0, ongoing_tokens=ongoing_tokens), RankState(rank=1)]
+    assert list(guard.cool(ask(1_000), ranks)) == ranks
+    more = [RankState(rank=0, ongoing_tokens=ongoing_tokens + 1), RankState(rank=1)]
+    assert list(guard.cool(ask(1_000), more)) == more[1:]
 
 
 @pytest.mark.parametrize("factor", [0.5, float("nan")])

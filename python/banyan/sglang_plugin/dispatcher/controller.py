@@ -14,7 +14,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.utils.watchdog import SubprocessWatchdog
 
 from banyan import _native, faults
-from banyan.config import LEVEL_POLICY, SGLANG_POLICY, Config
+from banyan.config import DEFAULT_PAGE_TOKENS, LEVEL_POLICY, SGLANG_POLICY, Config
 from banyan.layout import Layout
 from banyan.routing import POLICIES, Dispatcher, HotRankGuard, NoActiveRank, Policy
 from banyan.routing.policies import DEFAULT_CHUNK_TOKENS, Level
@@ -85,7 +85,7 @@ def _placer(config: Config, controller: Any, rank_table: _native.RankTable) -> P
         dispatcher = Dispatcher(
             controller.max_dp_size,
             _policy(config.policy),
-            guard=HotRankGuard(config.hot_rank_factor),
+            guard=HotRankGuard(config.hot_rank_factor, controller.server_args.page_size or DEFAULT_PAGE_TOKENS),
             out_of_reach=range(layout.ranks_here.stop, layout.num_ranks),
         )
     probe = PrefixProbe(

@@ -172,6 +172,16 @@ class SlowSglang(Sglang):
         )
 
 
+def test_prefetch_when_a_rank_has_not_heard_of_all_pages_then_the_answer_is_of_one_that_has():
+    class BehindWithNews(Sglang):
+        async def dumper_control(self, asked):
+            found = [{"num_pages": 3, "num_pages_found": num_pages} for num_pages in (1, 3, 2)]
+            return [DumperControlReqOutput(success=True, response=[said]) for said in found]
+
+    told = telling_ranks.tell(BehindWithNews(), Command.of({"action": "prefetch", "input_ids": [1]}))
+    assert asyncio.run(told) == {"num_pages": 3, "num_pages_found": 3}
+
+
 def test_command_when_its_client_leaves_then_its_answer_does_not_go_to_the_next_one():
     async def run():
         sglang = SlowSglang()

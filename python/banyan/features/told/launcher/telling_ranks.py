@@ -40,7 +40,7 @@ def check(command: Command, manager: Any) -> None:
 
 
 async def tell(manager: Any, command: Command) -> dict[str, Any]:
-    """Tell all ranks. What the first of them answers.
+    """Tell all ranks. What the first of them answers, of those that have found most.
 
     Raises:
         Refused: with the line of a rank that refuses, or when they do not answer.
@@ -82,11 +82,18 @@ async def _tell(manager: Any, command: Command) -> dict[str, Any]:
     answers = await _ask(manager, command)
     refusals = [answer.error for answer in answers if not answer.success]
     if not refusals:
-        said: dict[str, Any] = answers[0].response[0]
+        # What a rank has stored, others hear of a moment later: who knows least says nothing of what is there.
+        said: dict[str, Any] = max((answer.response[0] for answer in answers), key=_num_pages_found)
         return said
     if len(refusals) < len(answers) and command.action is Action.PIN:
         await _ask(manager, msgspec.structs.replace(command, action=Action.RELEASE, takes_back=True))
     raise Refused(refusals[0])
+
+
+def _num_pages_found(said: dict[str, Any]) -> int:
+    """0 where nothing was to be found."""
+    num_pages: int = said.get("num_pages_found", 0)
+    return num_pages
 
 
 async def _ask(manager: Any, command: Command) -> list[Any]:
