@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any, TypeVar
@@ -57,8 +58,8 @@ logger = logging.getLogger("banyan.router")
 
 T = TypeVar("T")
 
-LARGE_BYTES = 256 << 10
-"""Reading a body of this size takes a millisecond."""
+LARGE_BYTES, MANY_BRACKETS = 256 << 10, 8192
+"""Reading a body of this size, or with so many of them, takes a millisecond."""
 
 
 class Router:
@@ -82,6 +83,7 @@ class Router:
         )
         # One, so that no more than one large prompt is read beside the loop.
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="banyan-read-prompt")
+        self._turn_to_read = asyncio.Lock()
         self._dropped = re.compile(settings.drop_line) if settings.drop_line else None
         self._session: aiohttp.ClientSession
         self._context: zmq.asyncio.Context
@@ -225,10 +227,10 @@ class Router:
         if self._dropped is None:
             return body
         lines = DroppedLines(self._dropped)
-        if len(body) < LARGE_BYTES:
-            body = lines.without(row, body)
-        else:
+        if _is_large(body):
             body = await self._beside(lines.without, row, body)
+        else:
+            body = lines.without(row, body)
         self.metrics.dropped_lines.inc(lines.num_lines)
         return body
 
@@ -239,24 +241,30 @@ class Router:
             Refused: for what a tenant may not ask.
         """
         body, headers, salt = call.body, call.headers, call.tenant.salt if call.tenant is not None else None
-        if len(body) < LARGE_BYTES:
-            read = prompt.read(call.row.path, body, headers, salt)
-        else:
+        is_large = _is_large(body)
+        if is_large:
             read = await self._beside(prompt.read, call.row.path, body, headers, salt)
+        else:
+            read = prompt.read(call.row.path, body, headers, salt)
         self.tenant_rules.check(call.row, read, call.tenant)
         held_at = self.responses.holder(read.follows, owner_of(call.tenant)) if read.follows is not None else None
         # A request that would only be refused costs no server a question.
         if self.forwarder.is_full:
-            asked = Asked(read, read.token_ids, held_at)
+            asked = Asked(replace(read, tokenize=None), read.token_ids, held_at)
         else:
             asked = await self.tokens.of(read, headers, held_at)
-        if len(body) >= LARGE_BYTES:
+        if is_large:
             await self._beside(lambda: asked.pieces)
         return asked
 
     async def _beside(self, work: Callable[..., T], *args: Any) -> T:
-        """What ``work`` gives, beside the loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._reader, work, *args)
+        """What ``work`` gives, beside the loop. Bodies whose turn has not come stay with their requests: in the reader's
+        queue those of clients that have gone would stay, and count nowhere."""
+        await self._turn_to_read.acquire()
+        going = asyncio.get_running_loop().run_in_executor(self._reader, work, *args)
+        going.add_done_callback(lambda _: self._turn_to_read.release())
+        # It cannot be ended, and its end is when it is another's turn.
+        return await asyncio.shield(going)
 
     async def models(self, request: Request) -> Response:
         """The models of all servers that are up, each once."""
@@ -313,6 +321,10 @@ class Router:
                 self.forwarder.admission.wake()
                 return JSONResponse(state_of(server))
         return error(f"no server {url!r}: one of {', '.join(self.settings.urls)}", "not_found", 404)
+
+
+def _is_large(body: bytes) -> bool:
+    return len(body) >= LARGE_BYTES or prompt.num_brackets(body) > MANY_BRACKETS
 
 
 def build(settings: Settings) -> tuple[Starlette, Router]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import threading
 
 import pytest
@@ -15,10 +16,10 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from test.unit.router.fake_server import FakeServer, Served, running, until
 
-from banyan.router import prompt, run
+from banyan.router import dropped_lines, prompt, run
 from banyan.router.bodies import Bodies, Refused
 from banyan.router.connections import Bounded
-from banyan.router.paths import GENERATE
+from banyan.router.paths import BY_PATH, CHAT_COMPLETIONS, GENERATE
 from banyan.router.settings import Settings
 from banyan.router.upstream import Attempt, Lost
 from banyan.router.verdict import TooLong, WholeEvents
@@ -301,6 +302,94 @@ def test_prompt_when_it_would_only_be_refused_then_no_server_is_asked_for_its_to
     asyncio.run(scenario())
 
 
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"a": [{"b": [{"c": {}}]}] * 20}}}
+AGENTS = {
+    "text": {"text": "[{" * 200_000},
+    "escaped": {"text": '"[{\\' * 100_000},
+    "turns": {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}] * 1000, "tools": [TOOL] * 100},
+}
+
+
+@pytest.mark.parametrize("body", AGENTS.values(), ids=AGENTS)
+def test_body_when_its_text_or_its_turns_have_many_brackets_then_it_is_read(body):
+    path = CHAT_COMPLETIONS if "messages" in body else GENERATE
+    read = prompt.read(path, json.dumps(body).encode(), {})
+    assert read.text is not None and len(read.text) > 50_000 and read.tokenize is not None
+
+
+MUCH = {
+    "lists": b'{"text": "hi", "more": [' + b"[[]]," * 100_000 + b"1]}",
+    "behind strings": b'{"text": "hi", "\\"": "\\\\", "more": [' + b'["",{}],' * 70_000 + b"1]}",
+    "strings": b'{"text": "hi", "more": [' + b'"",' * 600_000 + b"1]}",
+}
+
+
+@pytest.mark.parametrize("body", MUCH.values(), ids=MUCH)
+def test_body_when_all_would_wait_while_it_is_read_then_it_is_passed_on_unread(body, monkeypatch):
+    json.loads(body)
+    monkeypatch.setattr(prompt, "json_of", lambda body: pytest.fail("it was read"))
+    monkeypatch.setattr(dropped_lines, "decoded", lambda *args: pytest.fail("it was read"))
+    assert not prompt.read(GENERATE, body, {}).is_read
+    assert dropped_lines.DroppedLines(re.compile("hi")).without(BY_PATH[CHAT_COMPLETIONS], body) is body
+
+    async def scenario():
+        async with running([FakeServer("a")]) as rig:
+            async with rig.client.post(f"{rig.served.url}/generate", data=body) as response:
+                assert response.status == 200
+            assert rig.servers[0].seen[0][0] == body
+
+    asyncio.run(scenario())
+
+
+def test_body_when_its_client_goes_before_its_turn_to_be_read_then_nothing_of_it_is_kept(monkeypatch):
+    goes_on, read_of = threading.Event(), prompt.read
+
+    def wait(*args):
+        goes_on.wait()
+        return read_of(*args)
+
+    async def scenario():
+        monkeypatch.setattr(prompt, "read", wait)
+        async with running([FakeServer("a")]) as rig:
+            router = rig.router
+            try:
+                for _ in range(3):
+                    asked = asyncio.create_task(rig.ask(text="x" * (1 << 20)))
+                    await until(lambda: router._bodies.num_bytes > 1 << 20)
+                    await asyncio.sleep(0.05)
+                    asked.cancel()
+                    await until(lambda: router._bodies.num_bytes == 0)
+                    # One is being read, which cannot be ended.
+                    await until(lambda: not router._reader._work_queue.qsize())
+            finally:
+                goes_on.set()
+            assert (await rig.ask(text="x" * (1 << 20)))[0] == 200
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("events", [True, False])
+def test_body_when_it_has_been_read_then_the_question_for_its_tokens_is_not_kept(events):
+    async def scenario():
+        async with running([FakeServer("a", events=events)], max_in_flight=1, max_waiting=1) as rig:
+            kept = []
+            forward = rig.router.forwarder.forward
+            rig.router.forwarder.forward = lambda call, asked: kept.append(asked) or forward(call, asked)
+            rig.servers[0].gate.clear()
+            # The last is refused.
+            going = [asyncio.create_task(rig.ask(text="hi"))]
+            await until(lambda: rig.servers[0].num_running)
+            going.append(asyncio.create_task(rig.ask(text="hi")))
+            await until(lambda: rig.router.forwarder.admission.num_waiting)
+            assert (await rig.ask(text="hi"))[0] == 429
+            rig.servers[0].gate.set()
+            await asyncio.gather(*going)
+        assert [asked.request.tokenize for asked in kept] == [None] * 3
+        assert [asked.request.text for asked in kept] == [b"hi"] * 3
+
+    asyncio.run(scenario())
+
+
 def test_body_when_it_is_large_then_it_is_read_beside_the_loop_and_when_it_is_larger_it_is_not(monkeypatch):
     body = json.dumps({"input_ids": [7] * 1000, "session_id": "s"}).encode()
     read = prompt.read(GENERATE, body, {})
@@ -318,10 +407,10 @@ def test_body_when_it_is_large_then_it_is_read_beside_the_loop_and_when_it_is_la
     async def scenario():
         monkeypatch.setattr(prompt, "read", told)
         async with running([FakeServer("a"), FakeServer("b")]) as rig:
-            for num_tokens in (200_000, 10):
-                status, _, _ = await rig.ask(input_ids=[7] * num_tokens)
-                assert status == 200
-        beside, on = readers
-        assert beside.name.startswith("banyan-read-prompt") and on is threading.current_thread()
+            for fields in ({"input_ids": [7] * 200_000}, {"text": "[" * 10_000}, {"input_ids": [7] * 10}):
+                assert (await rig.ask(**fields))[0] == 200
+        *beside, on = readers
+        assert all(thread.name.startswith("banyan-read-prompt") for thread in beside)
+        assert on is threading.current_thread()
 
     asyncio.run(scenario())
