@@ -258,8 +258,8 @@ class Router:
         return asked
 
     async def _beside(self, work: Callable[..., T], *args: Any) -> T:
-        """What ``work`` gives, beside the loop. Bodies whose turn has not come stay with their requests: in the reader's
-        queue those of clients that have gone would stay, and count nowhere."""
+        """What ``work`` gives, beside the loop. A body whose turn has not come stays with its request: in the reader's
+        own queue those of clients that have gone would stay, and count nowhere."""
         await self._turn_to_read.acquire()
         going = asyncio.get_running_loop().run_in_executor(self._reader, work, *args)
         going.add_done_callback(lambda _: self._turn_to_read.release())

@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from banyan.router.app import build
+from banyan.router.connections import bounded
 from banyan.router.events import EventBatch
 from banyan.router.settings import Settings
 from banyan.routing.question import PATH_FIELD, asked_about
@@ -41,12 +42,12 @@ class _Quiet(uvicorn.Server):
 class Served:
     """An application on a port of its own."""
 
-    def __init__(self, app):
+    def __init__(self, app, http="auto"):
         self.app = app
         self._listen(port=0)
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.config = uvicorn.Config(app, log_level="error", lifespan="on", timeout_graceful_shutdown=1)
+        self.config = uvicorn.Config(app, log_level="error", lifespan="on", timeout_graceful_shutdown=1, http=http)
 
     def _listen(self, port):
         self._socket = socket.socket()
@@ -331,8 +332,8 @@ async def running(servers, *, is_up=True, instead=None, **settings):
             await server.start()
         sides = {"servers": "null", "prefills": "prefill", "decodes": "decode"}
         urls = {side: tuple(server.url for server in servers if server.mode == mode) for side, mode in sides.items()}
-        app, router = build(Settings(**(urls | (instead or {}) | defaults | settings)))
-        served = Served(app)
+        app, router = build(asked := Settings(**(urls | (instead or {}) | defaults | settings)))
+        served = Served(app, http=bounded(len(asked.urls), asked.idle_timeout_s))
         await served.start()
         try:
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:

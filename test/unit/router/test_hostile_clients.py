@@ -7,7 +7,9 @@ import asyncio
 import contextlib
 import json
 import re
+import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
 import uvicorn
@@ -167,6 +169,115 @@ def test_connection_when_it_asks_in_time_then_it_is_kept_for_the_next_request():
     asyncio.run(scenario())
 
 
+def test_requests_when_the_second_is_sent_with_the_first_then_it_may_take_longer_than_to_ask(monkeypatch):
+    async def scenario():
+        async with running([FakeServer("a")]) as rig:
+            rig.servers[0].gate.clear()
+            body = b'{"text": "hi"}'
+            second = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+            reader, writer = await asyncio.open_connection("127.0.0.1", rig.served.port)
+            writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" + second)
+            await until(lambda: rig.servers[0].num_running)
+            await asyncio.sleep(2.0)
+            rig.servers[0].gate.set()
+            await reader.readuntil(b'"text":"a"')
+            writer.close()
+
+    monkeypatch.setattr(Bounded, "header_s", 1.0)
+    asyncio.run(scenario())
+
+
+@contextlib.asynccontextmanager
+async def unread(rig, request):
+    """A connection whose client reads nothing of what it has asked for."""
+    with socket.socket() as client:
+        # Before it is connected: a kernel takes megabytes otherwise.
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(client, ("127.0.0.1", rig.served.port))
+        await loop.sock_sendall(client, request)
+        yield client
+
+
+def asking(fields):
+    body = json.dumps(fields).encode()
+    return b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+
+
+def test_client_when_it_reads_nothing_of_its_stream_then_its_place_is_for_others():
+    async def scenario():
+        a = FakeServer("a")
+        async with running([a], max_in_flight=1) as rig:
+            rig.served.config.http.unread_s = 0.3
+            a.says["/generate"] = (200, "text/event-stream", *[b"data: %b\n\n" % (b"x" * (1 << 20))] * 16)
+            async with unread(rig, asking({"text": "hi", "stream": True})):
+                await until(lambda: rig.router.all_servers[0].in_flight)
+                del a.says["/generate"]
+                assert (await rig.ask(text="hi"))[0] == 200
+            rig.assert_idle()
+
+    asyncio.run(scenario())
+
+
+def test_client_when_it_reads_nothing_of_its_answer_then_nothing_of_it_is_kept():
+    async def scenario():
+        a = FakeServer("a")
+        async with running([a]) as rig:
+            rig.served.config.http.unread_s = 0.3
+            a.says["/generate"] = (200, "application/json", b"x" * (16 << 20))
+            async with unread(rig, asking({"text": "hi"})):
+                connections = rig.served._server.server_state.connections
+                await until(lambda: a.seen and connections)
+                await until(lambda: not connections)
+
+    asyncio.run(scenario())
+
+
+class _Unsent:
+    """A connection's transport that has so many bytes left to be sent."""
+
+    def __init__(self, num_bytes):
+        self.num_bytes, self.told = num_bytes, []
+
+    def get_write_buffer_size(self):
+        return self.num_bytes
+
+    def close(self):
+        self.told.append("close")
+
+    def abort(self):
+        self.told.append("abort")
+
+
+def watched(num_bytes):
+    """A connection, its transport, and what it wants to be called for later."""
+    connection, later = Bounded.__new__(Bounded), []
+    connection.transport, connection.cycle = _Unsent(num_bytes), None
+    connection.flow = SimpleNamespace(pause_writing=lambda: None)
+    connection.loop = SimpleNamespace(call_later=lambda delay_s, *call: later.append((delay_s, *call)))
+    return connection, connection.transport, later
+
+
+def test_client_when_it_reads_slowly_then_it_is_cut_off_once_it_has_stopped():
+    connection, transport, later = watched(1000)
+    connection.pause_writing()
+    for transport.num_bytes in (900, 800, 800):
+        assert not transport.told
+        delay_s, look, *what = later.pop()
+        assert delay_s == Bounded.unread_s and not later
+        look(*what)
+    assert transport.told == ["abort"] and not later
+
+
+def test_client_when_it_does_not_read_the_end_of_its_last_answer_then_it_is_not_waited_for_without_end():
+    connection, transport, later = watched(1000)
+    connection._give_up(None)
+    (_, look, *what) = later.pop()
+    look(*what)
+    assert transport.told == ["close", "abort"]
+
+
 def test_connections_when_there_are_too_many_then_the_next_is_closed_and_the_others_go_on():
     async def scenario():
         async with bounded() as port:
@@ -183,9 +294,9 @@ def test_connections_when_there_are_too_many_then_the_next_is_closed_and_the_oth
 def test_router_when_it_is_served_then_its_connections_are_bounded_and_no_header_says_whom_one_comes_from(monkeypatch):
     served = []
     monkeypatch.setattr(run.uvicorn.Server, "run", lambda self: served.append(self.config))
-    run.serve(Settings(servers=("http://127.0.0.1:1",)))
+    run.serve(Settings(servers=("http://127.0.0.1:1",), idle_timeout_s=7.0))
     (config,) = served
-    assert issubclass(config.http, Bounded) and config.proxy_headers is False
+    assert issubclass(config.http, Bounded) and config.proxy_headers is False and config.http.unread_s == 7.0
 
 
 @pytest.mark.parametrize("limits", [(1024, 4096), (4096, 4096)])
