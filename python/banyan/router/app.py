@@ -33,7 +33,7 @@ from banyan.router import endpoints, models, prompt
 from banyan.router.answers import error, failed, forbidden, state_of, unless_gone
 from banyan.router.asked_prompt import Asked
 from banyan.router.bodies import Bodies, Refused
-from banyan.router.call import Call, KnownTenant, owner_of, target_of
+from banyan.router.call import CONTROL, Call, KnownTenant, owner_of, target_of
 from banyan.router.dropped_lines import DroppedLines
 from banyan.router.everywhere import ask_all
 from banyan.router.fleet import Fleet, Server
@@ -116,6 +116,8 @@ class Router:
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
             timeout=timeout,
+            # A server's cookies are its client's.
+            cookie_jar=aiohttp.DummyCookieJar(),
             # A server that compresses though it was not asked to is passed on as it is.
             auto_decompress=False,
             skip_auto_headers=("user-agent", "accept-encoding", "content-type"),
@@ -130,6 +132,8 @@ class Router:
             )
             # What a pair is not needed for goes to one of its servers.
             self.beside = self.forwarder if self.decodes is None else self._forwarder(self.decodes, suspects)
+            # One queue: what gives one of them a place may be what the other waits for.
+            self.beside.admission = self.forwarder.admission
             self.tokens = Tokens(self.fleet, settings, session, self.metrics)
             wake = self.forwarder.admission.wake
             for fleet in self.fleets:
@@ -191,7 +195,7 @@ class Router:
         if row.is_ours and not is_ours(request):
             return forbidden()
         try:
-            tenant = self.tenant_rules.enter(row, request)
+            tenant = self._enter(row, request)
             async with self._bodies.read(request.stream()) as body:
                 body = await self._without_lines(row, body)
                 response = await unless_gone(request, self._answer(row, body, request, tenant))
@@ -203,6 +207,16 @@ class Router:
         # Nobody reads it.
         return response if response is not None else Response(status_code=499)
 
+    def _enter(self, row: Row, request: Request) -> KnownTenant | None:
+        """The tenant of a request that can be passed on.
+
+        Raises:
+            Refused: with 400, 401 or 403.
+        """
+        if any(map(CONTROL.search, request.headers.values())):
+            raise Refused("a header has a control character", "bad_header", 400)
+        return self.tenant_rules.enter(row, request)
+
     def _refused(self, why: Refused, row: Row) -> Response:
         self.metrics.refused.labels(str(why.status)).inc()
         headers = {"connection": "close"} | ({"retry-after": "1"} if why.status == 503 else {})
@@ -212,7 +226,7 @@ class Router:
         headers = self.tenant_rules.headers(tenant, request.headers)
         call = Call(row, request.method, target_of(request.scope), body, headers, tenant)
         if row.to is not To.ONE:
-            return await ask_all(self._session, self.settings.urls, call, timeout_s=self.settings.idle_timeout_s)
+            return await ask_all(self._session, self.all_servers, call, self.settings)
         if self.decodes is not None and not row.is_routable:
             if row.generates:
                 return error(f"no pair of servers answers {row.path}", "not_found", 404, form=row.form)
@@ -269,7 +283,7 @@ class Router:
     async def models(self, request: Request) -> Response:
         """The models of all servers that are up, each once."""
         try:
-            tenant = self.tenant_rules.enter(BY_PATH[MODELS], request)
+            tenant = self._enter(BY_PATH[MODELS], request)
         except Refused as why:
             return self._refused(why, BY_PATH[MODELS])
         urls = [server.url for server in self.fleet.servers if server.takes_requests]

@@ -111,7 +111,7 @@ class FakeServer(Served):
         super().__init__(
             Starlette(
                 routes=[
-                    *(Route(path, self.generate, methods=["POST"]) for path in paths),
+                    *(Route(path, self.generate, methods=["POST", "PUT"]) for path in paths),
                     Route("/health", self.health),
                     Route("/server_info", self.server_info),
                     Route("/v1/loads", self.loads),
@@ -145,7 +145,8 @@ class FakeServer(Served):
             self.num_running -= 1
 
     async def anything(self, request):
-        """``says`` has a status, a type and pieces by path; an exception in place of one breaks the connection."""
+        """``says`` has a status, a type and pieces by path; an exception in place of one breaks the connection, and an
+        event is waited for."""
         self.seen.append((await request.body(), dict(request.headers)))
         if request.url.path not in self.says:
             query = request.url.query
@@ -157,10 +158,13 @@ class FakeServer(Served):
             for piece in pieces:
                 if isinstance(piece, Exception):
                     raise piece
+                if isinstance(piece, asyncio.Event):
+                    await piece.wait()
+                    continue
                 yield piece
                 await asyncio.sleep(0.005)
 
-        said = {"x-said-by": self.name, "x-asked-by": request.method}
+        said = {"x-said-by": self.name, "x-asked-by": request.method, "set-cookie": f"said-by={self.name}"}
         return StreamingResponse(spoken(), status, said, kind)
 
     async def pieces(self):

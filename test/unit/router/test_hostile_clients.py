@@ -85,6 +85,22 @@ def test_request_when_the_router_itself_fails_then_its_error_has_the_form_that_c
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("character", ["\x01", "\x1b", "\x7f", "\u0085"])
+@pytest.mark.parametrize("path", ["/model_info", "/v1/models", "/abort_request"])
+def test_header_when_it_has_a_control_character_then_400_in_the_form_that_clients_read(character, path):
+    async def scenario():
+        async with running([FakeServer("a")]) as rig:
+            head = f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer {character}x\r\n\r\n"
+            answer = await raw(rig.served.port, head.encode())
+            if character == "\u0085":
+                assert answer.startswith(b"HTTP/1.1 200")
+            else:
+                assert answer.startswith(b"HTTP/1.1 400") and b"a header has a control character" in answer
+                assert rig.num_seen() == [0]
+
+    asyncio.run(scenario())
+
+
 def test_body_when_it_does_not_come_then_408_and_the_connection_is_closed():
     async def scenario():
         async with running([FakeServer("a")], body_timeout_s=0.1) as rig:
