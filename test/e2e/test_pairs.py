@@ -96,7 +96,10 @@ def first_turn(pairs, ids):
     num_pages = num_answer_pages(len(ids), ANSWER_TOKENS)
     until(lambda: pair.total(pair.decode, "archived_pages") >= before + num_pages)
     # A rank learns what others have stored by a thread of its own.
-    until(lambda: len(known_records(pair)) == 1, told=lambda: known_records(pair))
+    until(
+        lambda: min(known_records(pair)) >= num_pages and len(known_records(pair)) == 1,
+        told=lambda: known_records(pair),
+    )
     return [*ids, *output], num_pages
 
 
@@ -188,8 +191,8 @@ def test_conversation_when_it_goes_on_then_only_what_is_new_is_handed_over_and_i
 
 
 def known_records(pair: Pair) -> set[int]:
-    """How many pages in the store the ranks of all servers know of."""
-    return {state["store"]["num_records"] for server in pair.servers for state in pair.states(server)}
+    """How many pages in the store the ranks of the prefill servers know of. Those of a decode server do not ask."""
+    return {state["store"]["num_records"] for server in pair.prefills for state in pair.states(server)}
 
 
 def num_remote_leases(pair: Pair) -> int:
