@@ -171,8 +171,8 @@ def _explain(args: argparse.Namespace) -> int:
     from banyan.cli.engine import Engine, EngineError
 
     is_of_pages = args.rid == explain.DROPPED
+    engine = Engine(args.url, api_key=_api_key(args))
     try:
-        engine = Engine(args.url, api_key=_api_key(args))
         found = explain.drops(engine) if is_of_pages else explain.decisions(engine, args.rid)
         if args.json:
             print(json.dumps(found, indent=2))
