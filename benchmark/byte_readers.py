@@ -274,8 +274,8 @@ def _loads() -> list[bytes]:
 
 
 def _questions() -> list[bytes]:
-    keys, token = b"k" * wire.KEY_BYTES, b"t" * wire.TOKEN_BYTES
-    asks = [kind(1, NAMESPACE, keys * 2) for kind in (wire.Ask, wire.Read, wire.Borrow)]
+    keys, token = b"k" * wire.KEY_BYTES + b"l" * wire.KEY_BYTES, b"t" * wire.TOKEN_BYTES
+    asks = [kind(1, NAMESPACE, keys) for kind in (wire.Ask, wire.Read, wire.Borrow)]
     return [wire.encode(message) for message in (*asks, wire.Return(token), wire.Probe(1, 1 << 20))]
 
 

@@ -78,8 +78,9 @@ class _Pages:
 
 def _lend(ports: Any, dscp: int | None, in_flight_bytes: int) -> None:
     _stand_back()
-    remote_leases = SimpleNamespace(find=lambda token: SimpleNamespace(leased_frames=pages))
     pages = _Pages()
+    lent = SimpleNamespace(leased_frames=pages)
+    remote_leases = SimpleNamespace(find=lambda token: lent, holds=lambda token: True)
     source = TcpSource(
         Address(HOST, 0),
         cast(RemoteLeases, remote_leases),

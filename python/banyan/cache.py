@@ -290,7 +290,11 @@ class PrefixCache(Generic[Request]):
         match = seen.match if seen is not None else self._full.supply.lookup(full[0])
         held: list[Held] = []
         for kind, wanted in zip(self._kinds, (full, *beside), strict=True):
-            pages = kind.supply.hold(match if kind is self._full else kind.supply.lookup(wanted[0]), *wanted)
+            try:
+                pages = kind.supply.hold(match if kind is self._full else kind.supply.lookup(wanted[0]), *wanted)
+            except BaseException:
+                self._let_go(held)
+                raise
             if isinstance(pages, Refusal):
                 self._let_go(held)
                 return pages if kind is self._full else Refusal.WINDOW
@@ -405,16 +409,15 @@ class PrefixCache(Generic[Request]):
 
     def poll(self) -> None:
         """Detach copies that have ended from the reads of the store, and tell how long they took. Never waits."""
-        going_on = []
-        for batch in self._ending:
+        for batch in list(self._ending):
             if not batch.copy.has_ended:
-                going_on.append(batch)
                 continue
+            # First: whatever fails below, none is detached twice.
+            self._ending.remove(batch)
             self._detach(batch)
             self._counters.copy_us += round(batch.copy.copy_s * 1e6)
             if batch.has_landed:
                 self._planner.moved(batch.fetches, batch.copy.copy_s)
-        self._ending = going_on
 
     def _detach(self, batch: _Batch) -> None:
         for kind, held in self._held_of(batch):

@@ -480,19 +480,24 @@ def uses_expandable_segments() -> bool:
     return "expandable_segments:true" in text.lower().replace(" ", "")
 
 
+def _is_true(name: str) -> bool:
+    """As SGLang reads its own."""
+    return os.environ.get(name, "").lower() in ("1", "true", "yes", "y")
+
+
 def sizes_pool_after_capture() -> bool:
     """Whether SGLang was told to make the KV pool of virtual memory that it fills after CUDA graphs were captured."""
-    return os.environ.get("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", "").lower() in ("1", "true", "yes", "y")
+    return _is_true("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING")
 
 
 def skips_draft_extend() -> bool:
     """Whether SGLang was told to leave a draft's rows unwritten while it drafts nothing."""
-    return os.environ.get("SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND", "").lower() in ("1", "true", "yes", "y")
+    return _is_true("SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND")
 
 
 def uses_rust_server() -> bool:
     """Whether SGLang's Rust server was chosen; it dispatches without the Python controller."""
-    return os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true", "yes")
+    return _is_true("SGLANG_RUST_SERVER")
 
 
 def names_grpc_port() -> bool:

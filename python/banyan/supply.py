@@ -129,7 +129,11 @@ class Supply:
         in_flight_reads = self._attach(keys[num_leased:], frames[num_leased:])
         if in_flight_reads is None:
             return Refusal.IN_FLIGHT_READ
-        lease = self._peers.lease(match, keys[:num_leased]) if num_leased else None
+        try:
+            lease = self._peers.lease(match, keys[:num_leased]) if num_leased else None
+        except BaseException:
+            self.detach(in_flight_reads)
+            raise
         if num_leased and lease is None:
             self.detach(in_flight_reads)
             return Refusal.LEASE

@@ -89,7 +89,10 @@ def test_pins_when_ten_times_the_pools_has_come_then_they_are_there_in_every_tie
         (480, False),
     ]
     for number in range(2 * 10 * POOL_TOKENS // 600):
+        before = told.client.total("backed_up_pages")
         told.client.first_token(prompt(f"told scan {number}", 600), rank=number % 2)
+        # What leaves the pool before it is copied down pushes nothing out of the arena.
+        until(lambda before=before: told.client.total("backed_up_pages") >= before + 600 // PAGE)
     at_rank_0, beyond = told.found(small, 0), told.found(large, 0)
     assert at_rank_0["device"] == 304 and beyond["host"] + beyond["device"] >= 464, (at_rank_0, beyond)
     assert sum(told.found(brief, 0).get(where, 0) for where in SOURCES) == 0

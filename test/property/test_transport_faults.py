@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from enum import Enum, auto
 from typing import Any
 
@@ -64,7 +64,15 @@ class Loopback:
         self._rng = rng
         self._fault = fault
 
-    def pull(self, source: Address, token: bytes, target: Layers, num_layers: int) -> Generator[int, None, None]:
+    def pull(
+        self,
+        source: Address,
+        token: bytes,
+        target: Layers,
+        num_layers: int,
+        *,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> Generator[int, None, None]:
         at = self._rng.randrange(num_layers)
         for layer in range(num_layers):
             if layer == at:

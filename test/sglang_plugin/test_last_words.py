@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that cannot start has the main process say why, as its last line."""
 
+import json
 import logging
 import multiprocessing
 import os
+import select
 import signal
 import sys
 import time
@@ -62,6 +64,14 @@ def test_main_process_when_another_one_cannot_start_then_its_reason_is_the_last_
     main.join(60)
     last = (tmp_path / "log").read_text().splitlines()[-1]
     assert main.exitcode == status and last.startswith(line) and len(last) < 3000
+
+
+@pytest.mark.parametrize("character", ["x", '"', "\n", "\u8bed", "\U0001f600", "\ud800"])
+def test_words_when_they_are_long_then_a_pipe_takes_them_in_one_piece(character):
+    words = last_words._words("banyan: " + character * 9000, 1)
+    assert len(words.encode()) <= select.PIPE_BUF and words.index("\n") == len(words) - 1
+    said = json.loads(words)
+    assert said["status"] == 1 and said["line"].startswith("banyan: " + character * 200)
 
 
 def test_process_when_nobody_listens_then_its_error_goes_on(tmp_path):

@@ -2,6 +2,7 @@
 """The data path over the real native core: two ranks in one process."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from test.unit.cache_rig import PAGE_TOKENS, Notes, make_cache, request
@@ -362,3 +363,17 @@ def test_fetch_when_the_dispatcher_named_a_holder_then_it_is_asked_first_and_sup
         assert cache.admit(facts.id, keys(1, 2), frames(4, 5)) is not None
         assert cache.finish(cache.start())
         assert ranks[0].pages(4) == ranks[supplier].pages(1)
+
+
+def test_hold_when_the_lease_fails_then_the_read_behind_it_is_let_go():
+    """What a read is attached to for ever keeps it from landing."""
+    detached = []
+
+    def fail(match, keys):
+        raise OSError("the driver refuses")
+
+    reads = SimpleNamespace(attach=lambda keys, frames: ["read"], detach=detached.append)
+    supply = Supply(SimpleNamespace(lease=fail), [0], reads)
+    with pytest.raises(OSError, match="the driver refuses"):
+        supply.hold(SimpleNamespace(num_pages=1), keys(1, 2), frames(1, 2))
+    assert detached == ["read"]

@@ -70,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("rid", help="the request's id (`meta_info.id` of its answer), or: all, or: dropped")
     explain.add_argument("--url", default=DEFAULT_URL, help="the server; default %(default)s")
     explain.add_argument("--json", action="store_true", help="machine-readable")
+    _add_api_key(explain)
     explain.set_defaults(run=_explain)
     trace.add_parser(commands)
     completion = commands.add_parser("completion", help="print what makes a shell complete these commands")
@@ -170,18 +171,21 @@ def _explain(args: argparse.Namespace) -> int:
     from banyan.cli.engine import Engine, EngineError
 
     is_of_pages = args.rid == explain.DROPPED
+    engine = Engine(args.url, api_key=_api_key(args))
     try:
-        engine = Engine(args.url)
         found = explain.drops(engine) if is_of_pages else explain.decisions(engine, args.rid)
+        if args.json:
+            print(json.dumps(found, indent=2))
+        elif is_of_pages:
+            print("\n".join(map(explain.drop_sentence, found)) or "no rank has dropped a page to make room")
+        else:
+            print("\n".join(line for one in found for line in explain.sentences(one)))
     except EngineError as error:
         print(f"banyan explain: {error}", file=sys.stderr)
         return 1
-    if args.json:
-        print(json.dumps(found, indent=2))
-    elif is_of_pages:
-        print("\n".join(map(explain.drop_sentence, found)) or "no rank has dropped a page to make room")
-    else:
-        print("\n".join(line for one in found for line in explain.sentences(one)))
+    except (KeyError, TypeError, ValueError) as error:
+        print(f"banyan explain: the server is of another release, and tells it otherwise: {error!r}", file=sys.stderr)
+        return 1
     return 0
 
 

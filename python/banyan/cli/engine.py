@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -111,7 +112,15 @@ class Engine:
             with urllib.request.urlopen(request, timeout=self._timeout_s) as response:
                 yield response
         except urllib.error.HTTPError as error:
-            said = error.read()[:300].decode(errors="replace")
+            said = _read(error)
             raise EngineError(f"{self._url}{path}: HTTP {error.code}: {said}", error.code) from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise EngineError(f"{self._url}{path}: {error}: is the server running, and is this its address?") from error
+
+
+def _read(error: urllib.error.HTTPError) -> str:
+    """What an answer says, as far as it comes."""
+    try:
+        return error.read()[:300].decode(errors="replace")
+    except (OSError, http.client.HTTPException) as cut:
+        return repr(cut)

@@ -148,12 +148,17 @@ def _memory(told: Mapping[str, Any]) -> Text:
     )
 
 
-def _store(store: Mapping[str, float]) -> Text:
+def _pages_of(store: Mapping[str, Any]) -> str:
+    """Not every library tells how many there are."""
+    return "" if store["num_records"] is None else f"{_count(store['num_records'])} pages, "
+
+
+def _store(store: Mapping[str, Any]) -> Text:
     wear = f"{_bytes(store['written_bytes_per_day'])}/day"
     if store["allowed_bytes_per_day"]:
         wear += f" of {_bytes(store['allowed_bytes_per_day'])} allowed"
     return Text(
-        f"store     {_count(store['num_records'])} pages, {_count(store['backlog_pages'])} wait to be written, "
+        f"store     {_pages_of(store)}{_count(store['backlog_pages'])} pages wait to be written, "
         f"{_bytes(store['written_bytes'])} written: {wear}; "
         f"{_count(store['checksum_failures'])} damaged, {_count(store['stalls'])} stalls"
     )

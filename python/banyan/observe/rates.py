@@ -22,9 +22,8 @@ class Rates:
     def seconds(self, rank: RankReading) -> float:
         """How long a rank was watched."""
         old = self._old(rank)
-        if old is None or self.before is None:
-            return max(rank.up_s, 1e-3)
-        return max(self.now.taken_s - self.before.taken_s, 1e-3)
+        # By the rank's own clock: whoever looks may have set his.
+        return max(rank.up_s if old is None else rank.up_s - old.up_s, 1e-3)
 
     def grown(self, rank: RankReading, name: str) -> float:
         """By how much a counter of a rank has grown."""
@@ -45,6 +44,6 @@ class Rates:
         if self.before is None:
             return None
         for old in self.before.ranks:
-            if old.dp_rank == rank.dp_rank and old.up_s <= rank.up_s:
+            if (old.dp_rank, old.rid_nonce) == (rank.dp_rank, rank.rid_nonce) and old.up_s <= rank.up_s:
                 return old
         return None

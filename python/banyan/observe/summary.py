@@ -83,14 +83,15 @@ def _rank(rates: Rates, rank: RankReading) -> dict[str, Any]:
     }
 
 
-def _store(rates: Rates) -> dict[str, float] | None:
+def _store(rates: Rates) -> dict[str, float | None] | None:
     """The store as all ranks together see it; None without one. ``written_bytes_per_day``: at this rate."""
     now = rates.now
-    if not any(rank.has("store_num_records") for rank in now.ranks):
+    if not any(rank.has("store_written_bytes") for rank in now.ranks):
         return None
+    told = [rank.value("store_num_records") for rank in now.ranks if rank.has("store_num_records")]
     return {
-        # Every rank sees the records of all.
-        "num_records": max(rank.value("store_num_records") for rank in now.ranks),
+        # Every rank sees the records of all, where the store tells them.
+        "num_records": max(told, default=None),
         "backlog_pages": now.total("store_backlog_pages"),
         "written_bytes": now.total("store_written_bytes"),
         "written_bytes_per_day": round(rates.total_per_s("store_written_bytes") * SECONDS_A_DAY),

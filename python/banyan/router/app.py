@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any, TypeVar
@@ -32,7 +33,7 @@ from banyan.router import endpoints, models, prompt
 from banyan.router.answers import error, failed, forbidden, state_of, unless_gone
 from banyan.router.asked_prompt import Asked
 from banyan.router.bodies import Bodies, Refused
-from banyan.router.call import Call, KnownTenant, owner_of, target_of
+from banyan.router.call import CONTROL, Call, KnownTenant, owner_of, target_of
 from banyan.router.dropped_lines import DroppedLines
 from banyan.router.everywhere import ask_all
 from banyan.router.fleet import Fleet, Server
@@ -57,8 +58,8 @@ logger = logging.getLogger("banyan.router")
 
 T = TypeVar("T")
 
-LARGE_BYTES = 256 << 10
-"""Reading a body of this size takes a millisecond."""
+LARGE_BYTES, MANY_BRACKETS = 256 << 10, 8192
+"""Reading a body of this size, or with so many of them, takes a millisecond."""
 
 
 class Router:
@@ -82,6 +83,7 @@ class Router:
         )
         # One, so that no more than one large prompt is read beside the loop.
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="banyan-read-prompt")
+        self._turn_to_read = asyncio.Lock()
         self._dropped = re.compile(settings.drop_line) if settings.drop_line else None
         self._session: aiohttp.ClientSession
         self._context: zmq.asyncio.Context
@@ -114,6 +116,8 @@ class Router:
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
             timeout=timeout,
+            # A server's cookies are its client's.
+            cookie_jar=aiohttp.DummyCookieJar(),
             # A server that compresses though it was not asked to is passed on as it is.
             auto_decompress=False,
             skip_auto_headers=("user-agent", "accept-encoding", "content-type"),
@@ -128,6 +132,8 @@ class Router:
             )
             # What a pair is not needed for goes to one of its servers.
             self.beside = self.forwarder if self.decodes is None else self._forwarder(self.decodes, suspects)
+            # One queue: what gives one of them a place may be what the other waits for.
+            self.beside.admission = self.forwarder.admission
             self.tokens = Tokens(self.fleet, settings, session, self.metrics)
             wake = self.forwarder.admission.wake
             for fleet in self.fleets:
@@ -189,7 +195,7 @@ class Router:
         if row.is_ours and not is_ours(request):
             return forbidden()
         try:
-            tenant = self.tenant_rules.enter(row, request)
+            tenant = self._enter(row, request)
             async with self._bodies.read(request.stream()) as body:
                 body = await self._without_lines(row, body)
                 response = await unless_gone(request, self._answer(row, body, request, tenant))
@@ -201,6 +207,16 @@ class Router:
         # Nobody reads it.
         return response if response is not None else Response(status_code=499)
 
+    def _enter(self, row: Row, request: Request) -> KnownTenant | None:
+        """The tenant of a request that can be passed on.
+
+        Raises:
+            Refused: with 400, 401 or 403.
+        """
+        if any(map(CONTROL.search, request.headers.values())):
+            raise Refused("a header has a control character", "bad_header", 400)
+        return self.tenant_rules.enter(row, request)
+
     def _refused(self, why: Refused, row: Row) -> Response:
         self.metrics.refused.labels(str(why.status)).inc()
         headers = {"connection": "close"} | ({"retry-after": "1"} if why.status == 503 else {})
@@ -210,7 +226,7 @@ class Router:
         headers = self.tenant_rules.headers(tenant, request.headers)
         call = Call(row, request.method, target_of(request.scope), body, headers, tenant)
         if row.to is not To.ONE:
-            return await ask_all(self._session, self.settings.urls, call, timeout_s=self.settings.idle_timeout_s)
+            return await ask_all(self._session, self.all_servers, call, self.settings)
         if self.decodes is not None and not row.is_routable:
             if row.generates:
                 return error(f"no pair of servers answers {row.path}", "not_found", 404, form=row.form)
@@ -225,10 +241,10 @@ class Router:
         if self._dropped is None:
             return body
         lines = DroppedLines(self._dropped)
-        if len(body) < LARGE_BYTES:
-            body = lines.without(row, body)
-        else:
+        if _is_large(body):
             body = await self._beside(lines.without, row, body)
+        else:
+            body = lines.without(row, body)
         self.metrics.dropped_lines.inc(lines.num_lines)
         return body
 
@@ -239,29 +255,35 @@ class Router:
             Refused: for what a tenant may not ask.
         """
         body, headers, salt = call.body, call.headers, call.tenant.salt if call.tenant is not None else None
-        if len(body) < LARGE_BYTES:
-            read = prompt.read(call.row.path, body, headers, salt)
-        else:
+        is_large = _is_large(body)
+        if is_large:
             read = await self._beside(prompt.read, call.row.path, body, headers, salt)
+        else:
+            read = prompt.read(call.row.path, body, headers, salt)
         self.tenant_rules.check(call.row, read, call.tenant)
         held_at = self.responses.holder(read.follows, owner_of(call.tenant)) if read.follows is not None else None
         # A request that would only be refused costs no server a question.
         if self.forwarder.is_full:
-            asked = Asked(read, read.token_ids, held_at)
+            asked = Asked(replace(read, tokenize=None), read.token_ids, held_at)
         else:
             asked = await self.tokens.of(read, headers, held_at)
-        if len(body) >= LARGE_BYTES:
+        if is_large:
             await self._beside(lambda: asked.pieces)
         return asked
 
     async def _beside(self, work: Callable[..., T], *args: Any) -> T:
-        """What ``work`` gives, beside the loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._reader, work, *args)
+        """What ``work`` gives, beside the loop. A body whose turn has not come stays with its request: in the reader's
+        own queue those of clients that have gone would stay, and count nowhere."""
+        await self._turn_to_read.acquire()
+        going = asyncio.get_running_loop().run_in_executor(self._reader, work, *args)
+        going.add_done_callback(lambda _: self._turn_to_read.release())
+        # It cannot be ended, and its end is when it is another's turn.
+        return await asyncio.shield(going)
 
     async def models(self, request: Request) -> Response:
         """The models of all servers that are up, each once."""
         try:
-            tenant = self.tenant_rules.enter(BY_PATH[MODELS], request)
+            tenant = self._enter(BY_PATH[MODELS], request)
         except Refused as why:
             return self._refused(why, BY_PATH[MODELS])
         urls = [server.url for server in self.fleet.servers if server.takes_requests]
@@ -313,6 +335,10 @@ class Router:
                 self.forwarder.admission.wake()
                 return JSONResponse(state_of(server))
         return error(f"no server {url!r}: one of {', '.join(self.settings.urls)}", "not_found", 404)
+
+
+def _is_large(body: bytes) -> bool:
+    return len(body) >= LARGE_BYTES or prompt.num_brackets(body) > MANY_BRACKETS
 
 
 def build(settings: Settings) -> tuple[Starlette, Router]:

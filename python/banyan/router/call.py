@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,9 @@ HOP_BY_HOP = frozenset(
     "connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade".split()
 )
 """Headers between two neighbours (RFC 9110, 7.6.1). Never passed on."""
+
+CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+"""Characters that no header may have (RFC 9110, 5.5): aiohttp sends none with them."""
 
 NOT_SENT_ON = HOP_BY_HOP | {"host", "content-length", "expect"}
 

@@ -76,12 +76,13 @@ def _is_text(part: object) -> bool:
 def converted(path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """A request of Messages, Responses or Ollama's. What a response follows on is not in the request: its text tells
     nothing, and only the server that made that response knows the tokens."""
+    follows = fields.get("previous_response_id") if path == RESPONSES else None
     turns = _turns(path, fields)
     if not turns:
-        return {}
+        # SGLang answers what has nothing but an earlier response, too.
+        return {"follows": follows} if isinstance(follows, str) else {}
     rows = [_words(turn, _MOST_NESTED) for turn in turns]
     tokenize = None if any(has_media for _, has_media in rows) else question(path, fields)
-    follows = fields.get("previous_response_id") if path == RESPONSES else None
     if isinstance(follows, str):
         return {"tokenize": tokenize, "follows": follows}
     return {"text": b"\n".join(_ENCODER.encode(words) for words, _ in rows), "tokenize": tokenize}

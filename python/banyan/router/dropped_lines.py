@@ -16,7 +16,7 @@ import msgspec
 
 from banyan.decoding import decoded
 from banyan.router.paths import MESSAGES, RESPONSES, By, Row
-from banyan.router.prompt import MOST_READ_BYTES
+from banyan.router.prompt import may_read
 
 MOST_CHARACTERS = 4096
 """Of a line that is looked at: an expression may take long for a long one."""
@@ -38,7 +38,7 @@ class DroppedLines:
 
     def without(self, row: Row, body: bytes) -> bytes:
         """The body of a request to a path without them."""
-        if row.by not in (By.CHAT, By.CONVERTED) or len(body) > MOST_READ_BYTES:
+        if row.by not in (By.CHAT, By.CONVERTED) or not may_read(body):
             return body
         try:
             fields = decoded(_FIELDS, body)

@@ -15,14 +15,40 @@ from yarl import URL
 
 from banyan.router.answers import error
 from banyan.router.call import Call
-from banyan.router.paths import To
-from banyan.router.upstream import sent_back, whole
+from banyan.router.fleet import Server
+from banyan.router.health import State
+from banyan.router.paths import Row, To
+from banyan.router.settings import Settings
+from banyan.router.upstream import Lost, once, sent_back, whole
 
 
-async def ask_all(session: aiohttp.ClientSession, urls: Sequence[str], call: Call, *, timeout_s: float) -> Response:
+async def ask_all(
+    session: aiohttp.ClientSession, servers: Sequence[Server], call: Call, settings: Settings
+) -> Response:
     """One answer for all of theirs, as ``call.row.to`` says; it is passed on as it came."""
-    answers = await asyncio.gather(*(_ask(session, url, call, timeout_s) for url in urls))
+    asked = [
+        asyncio.create_task(_ask(session, server.url, call, _patience_s(server, call.row, settings)))
+        for server in servers
+    ]
+    leave_s = 0.0
+    try:
+        if call.row.to is To.FINDER:
+            for answered in asyncio.as_completed(asked):
+                if (answer := await answered).status_code < 400:
+                    # Every server says so of a session that it does not have: the one that has it is still told.
+                    leave_s = settings.probe_timeout_s
+                    return answer
+        answers = await asyncio.gather(*asked)
+    finally:
+        for one in asked:
+            asyncio.get_running_loop().call_later(leave_s, one.cancel)
     return answers[choose([answer.status_code for answer in answers], call.row.to)]
+
+
+def _patience_s(server: Server, row: Row, settings: Settings) -> float:
+    """A server that is down may hang. But what changes servers may be why it is, and takes its time."""
+    is_hanging = server.health.state is not State.UP and not row.is_ours
+    return settings.probe_timeout_s if is_hanging else settings.idle_timeout_s
 
 
 def choose(statuses: Sequence[int], to: To) -> int:
@@ -36,9 +62,10 @@ async def _ask(session: aiohttp.ClientSession, url: str, call: Call, timeout_s: 
     try:
         async with asyncio.timeout(timeout_s):
             to = URL(url + call.target, encoded=True)
-            async with session.request(call.method, to, data=data, headers=call.onward()) as response:
+            request = session.request(call.method, to, data=data, headers=call.onward(), middlewares=[once])
+            async with request as response:
                 answer = Response(await whole(response), response.status)
-    except (aiohttp.ClientError, TimeoutError) as why:
+    except (aiohttp.ClientError, Lost, TimeoutError) as why:
         said = f"{url} did not answer, and may not have done it: {type(why).__name__} {why}"
         return error(said, "server_lost", 502, form=call.row.form)
     answer.raw_headers.extend(sent_back(response.headers.items()))

@@ -46,7 +46,7 @@ def serve(settings: Settings) -> int:
         lifespan="on",
         # Whom a request comes from decides who may drain servers.
         proxy_headers=False,
-        http=bounded(len(settings.urls)),
+        http=bounded(len(settings.urls), settings.idle_timeout_s),
         timeout_graceful_shutdown=int(settings.drain_timeout_s),
     )
     server = _Server(config, router)

@@ -84,7 +84,8 @@ class TenantRules:
         if tenant is None or row.path != RESPONSES:
             return
         if not read.is_read:
-            raise Refused("for tenants, a request of Responses is JSON, uncompressed, of 16 MiB at most", "unread", 400)
+            said = "for tenants, a request of Responses is JSON, uncompressed, and not too large to be read"
+            raise Refused(said, "unread", 400)
         if read.names_response:
             raise Refused("request_id: the server names the responses of tenants", "forbidden", 403)
         if read.follows is not None:

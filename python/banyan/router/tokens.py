@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import count
 
 import aiohttp
@@ -48,16 +49,21 @@ class Tokens:
         self._num_asking = 0
 
     async def of(self, request: Request, headers: Mapping[str, str], held_at: str | None = None) -> Asked:
-        """The request, with its tokens where they are of use: events can only be compared with them. ``held_at``: the
-        one server that knows what it goes on from."""
+        """The request, with its tokens where they are of use: events can only be compared with them. The question for
+        them, which has the whole of what was read, is let go. ``held_at``: the one server that knows what it goes on
+        from."""
+        token_ids = await self._of(request, headers, held_at)
+        return Asked(replace(request, tokenize=None), token_ids, held_at)
+
+    async def _of(self, request: Request, headers: Mapping[str, str], held_at: str | None) -> array[int] | None:
         if request.token_ids is not None or (request.text is None and request.tokenize is None):
-            return Asked(request, request.token_ids, held_at)
+            return request.token_ids
         if not self._settings.tokenize or not self._fleet.has_events:
-            return Asked(request, held_at=held_at)
+            return None
         token_ids = await self._ask_within_bounds(request, headers, held_at) if request.tokenize is not None else None
         if token_ids is None:
             self._metrics.untokenised.inc()
-        return Asked(request, token_ids, held_at)
+        return token_ids
 
     async def _ask_within_bounds(
         self, request: Request, headers: Mapping[str, str], held_at: str | None

@@ -48,6 +48,21 @@ class Lost(Exception):
     """The server had the request, and there is no (whole) answer."""
 
 
+async def once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    """Middleware for requests to servers. When a connection breaks, aiohttp sends by itself what is idempotent (GET,
+    PUT, DELETE) a second time: but the server may have died of it, and the next would seem to have seen nothing of it.
+
+    Raises:
+        Lost: which aiohttp leaves alone.
+    """
+    try:
+        return await handler(request)
+    except aiohttp.ClientConnectorError:
+        raise
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+        raise Lost(_said(error)) from error
+
+
 class TooLarge(aiohttp.ClientError):
     """An answer that is not read to its end."""
 
@@ -93,7 +108,12 @@ class Attempt:
         try:
             data = body if body or method == "POST" else None
             request = self._session.request(
-                method, URL(url, encoded=True), data=data, headers=headers, allow_redirects=False
+                method,
+                URL(url, encoded=True),
+                data=data,
+                headers=headers,
+                allow_redirects=False,
+                middlewares=[once],
             )
             response = await self._wait(request)
             self._response = response

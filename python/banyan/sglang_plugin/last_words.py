@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 import sys
 import time
 from collections.abc import Callable
@@ -32,7 +33,7 @@ logger = logging.getLogger("banyan")
 REFUSED, FAILED = 2, 1
 """Statuses with which a server ends."""
 
-MOST_BYTES = 4000
+MOST_BYTES = select.PIPE_BUF
 """Of one process's words: a pipe takes them whole."""
 
 GRACE_S = 30.0
@@ -67,7 +68,7 @@ def _end_at_words(reading: int) -> None:
 
 def tell(ear: str, line: str, *, status: int) -> None:
     """Have the main process end the server with this line."""
-    words = json.dumps({"line": line[: MOST_BYTES // 2], "status": status}) + "\n"
+    words = _words(line, status)
     try:
         with Path(ear).open("w") as pipe:
             pipe.write(words)
@@ -75,6 +76,14 @@ def tell(ear: str, line: str, *, status: int) -> None:
         logger.warning("banyan: the main process cannot be told why this one ends: %s", error)
         return
     time.sleep(GRACE_S)
+
+
+def _words(line: str, status: int) -> str:
+    """ASCII, of which a character of the line is twelve at most."""
+    line = line[: MOST_BYTES // 2]
+    while len(words := json.dumps({"line": line, "status": status}) + "\n") > MOST_BYTES:
+        line = line[: len(line) * 3 // 4]
+    return words
 
 
 def hear_of_ends() -> None:

@@ -86,6 +86,54 @@ def test_idle_rank_when_a_reader_has_let_go_then_the_next_step_takes_its_page_ba
     assert pages.get_all_free_pages().unique().numel() == NUM_FRAMES - 1
 
 
+def test_pages_when_all_were_withdrawn_under_a_reader_then_only_what_sglang_freed_is_handed_out_again(node):
+    """A flush that was refused withdraws pages that SGLang keeps: they leave the frame table's quarantine too."""
+    pages, cache, peers, *_ = node
+    slots = pages.alloc(3 * PAGE_TOKENS)
+    cache.publish(frames(*page_ids(slots)), keys(1, 2, 3))
+    lease = peers.lease(peers.lookup(keys(1, 2, 3)), keys(1, 2, 3))
+    cache.reset()
+    assert cache.num_quarantined == 3
+    pages.free(slots[:PAGE_TOKENS])
+    lease.release()
+    pages.poll()
+    free = pages.get_all_free_pages().tolist()
+    assert set(page_ids(slots)) & set(free) == set(page_ids(slots[:PAGE_TOKENS]))
+    assert len(free) == len(set(free)) == NUM_FRAMES - 3
+    pages.free(slots[PAGE_TOKENS:])
+    assert pages.get_all_free_pages().unique().numel() == NUM_FRAMES - 1
+
+
+class Failing:
+    """A frame table that fails to withdraw once, and then to tell what has been let go."""
+
+    def __init__(self):
+        self.fails = True
+
+    def retire(self, asked):
+        if self.fails:
+            raise OSError("retire")
+        return asked.tobytes()
+
+    def drain(self):
+        self.fails = not self.fails
+        if self.fails:
+            raise OSError("drain")
+        return b""
+
+
+def test_page_when_the_frame_table_fails_once_each_way_then_it_is_free_in_the_end(node):
+    pages, *_ = node
+    slots, table = pages.alloc(PAGE_TOKENS), Failing()
+    pages.attach(table)
+    pages.free(slots)
+    assert pages.num_quarantined_tokens == PAGE_TOKENS
+    for _ in range(3):
+        pages.poll()
+    assert pages.num_quarantined_tokens == 0
+    assert pages.get_all_free_pages().unique().numel() == NUM_FRAMES - 1
+
+
 def test_free_when_a_peer_reads_then_the_page_counts_but_is_not_handed_out(node):
     pages, cache, peers, *_ = node
     slots = pages.alloc(PAGE_TOKENS)
@@ -161,6 +209,8 @@ def test_load_when_another_shard_got_no_pages_then_these_come_back_and_all_compu
 class TwoShards:
     """What the two shards of a rank say to each other, each in a thread of its own."""
 
+    is_one = False
+
     def __init__(self):
         self._barrier, self._said = threading.Barrier(2, timeout=quarantine.READER_PATIENCE_S / 4), []
 
@@ -174,7 +224,7 @@ class TwoShards:
         return verdict
 
 
-WHOLE = SimpleNamespace(all=lambda granted: granted)
+WHOLE = SimpleNamespace(all=lambda granted: granted, is_one=True)
 
 
 def two_ranks(num_shards):
@@ -298,7 +348,7 @@ def test_eviction_when_a_reader_has_held_a_page_for_long_then_others_go_in_its_p
     node, monkeypatch, num_shards, num_evicted
 ):
     pages, cache, peers, *_ = node
-    monkeypatch.setattr(module, "get_parallel", lambda: SimpleNamespace(attn_tp_size=num_shards))
+    pages.is_whole_rank = num_shards == 1
     slots = pages.alloc((NUM_FRAMES - 1) * PAGE_TOKENS)
     cache.publish(frames(5), keys(1))
     lease = peers.lease(peers.lookup(keys(1)), keys(1))
@@ -336,7 +386,7 @@ def test_prefill_when_a_reader_does_not_let_go_then_another_page_is_evicted_inst
 ):
     """Two ranks whose readers wait for each other would stand still, and end their server."""
     pages, cache, peers, *_ = node
-    monkeypatch.setattr(module, "get_parallel", lambda: SimpleNamespace(attn_tp_size=num_shards))
+    pages.is_whole_rank = num_shards == 1
     monkeypatch.setattr(quarantine, "OLD_S", 0.01)
     monkeypatch.setattr(module, "READER_PATIENCE_S", 0.05)
     slots = pages.alloc((NUM_FRAMES - 1) * PAGE_TOKENS)

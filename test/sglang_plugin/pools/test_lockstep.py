@@ -13,7 +13,7 @@ from test.unit.cache_rig import make_cache
 from test.unit.directory.rig import keys
 from test.unit.transport.gpu_node import NUM_PAGES, make_node
 
-from banyan.sglang_plugin.pools import allocator, device_allocator, quarantine
+from banyan.sglang_plugin.pools import device_allocator, quarantine
 from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
 from banyan.sglang_plugin.pools.readback_order import ReadbackOrder
 from banyan.sglang_plugin.pools.reserve import Reserve
@@ -49,7 +49,6 @@ class Ranks:
         self.tree = SimpleNamespace(supports_prefix_sharing=lambda: False)
         self.owner.publish([3], keys(1))
         self.barrier = threading.Barrier(2, timeout=5 * PATIENCE_S)
-        monkeypatch.setattr(allocator, "get_parallel", lambda: SimpleNamespace(attn_tp_size=1))
         for module in (quarantine, device_allocator):
             monkeypatch.setattr(module, "READER_PATIENCE_S", PATIENCE_S)
 

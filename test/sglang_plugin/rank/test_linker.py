@@ -28,7 +28,7 @@ from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.host_pool import SharedMHAPool
 from banyan.sglang_plugin.pools.quarantine import READER_PATIENCE_S
-from banyan.sglang_plugin.rank import identity, kind, own_slots
+from banyan.sglang_plugin.rank import entry, identity, kind, own_slots
 from banyan.sglang_plugin.rank import linker as module
 from banyan.sglang_plugin.rank.linker import BanyanLinker
 from banyan.sglang_plugin.rank.reporting import report
@@ -190,6 +190,57 @@ def test_prefix_when_one_rank_offloads_it_then_the_other_loads_the_same_bytes(ra
     assert reader.finish_layer_wise_loading(index)
     assert torch.equal(page(own_pool, targets), page(pool, slots))
     assert own_pages.available_size() == TOKENS - 2 * PAGE
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_offload_when_sharing_has_stopped_in_one_shard_then_the_others_go_on_with_their_nodes(
+    ranks, monkeypatch, num_shards
+):
+    """SGLang commits as many as every shard has done with: one that had none would lock all nodes for good."""
+    _, ((owner, _, pages), _) = ranks
+    monkeypatch.setattr(BanyanLinker, "is_whole_rank", num_shards == 1)
+    assert owner.offload(transfer(keys(1), pages.alloc(PAGE)))
+    owner.stop()
+    for number in (2, 3):
+        assert owner.offload(transfer(keys(number), pages.alloc(PAGE))) == (num_shards == 2)
+    if num_shards == 1:
+        return
+    assert owner.num_completed_offloads() == 3
+    assert [owner.pop_completed_offload() for _ in range(3)] == [True, False, False]
+    owner.offload(transfer(keys(4), pages.alloc(PAGE)))
+    owner.reset()
+    assert owner.num_completed_offloads() == 0, "SGLang has forgotten them"
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_offload_when_it_fails_in_one_shard_then_the_others_go_on_with_their_node(ranks, monkeypatch, num_shards):
+    _, ((owner, _, pages), _) = ranks
+    monkeypatch.setattr(BanyanLinker, "is_whole_rank", num_shards == 1)
+
+    def fail(*args):
+        raise OSError("no memory")
+
+    monkeypatch.setattr(owner._access, "offload", fail)
+    assert owner.offload(transfer(keys(1), pages.alloc(PAGE))) == (num_shards == 2)
+    assert owner.num_completed_offloads() == num_shards - 1
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_linker_when_it_could_not_be_built_in_one_shard_then_the_others_go_on_with_their_nodes(monkeypatch, num_shards):
+    def build(*args, **kwargs):
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(entry, "BanyanLinker", build)
+    monkeypatch.setattr(entry.own_slots, "take_server_id", lambda args: None)
+    monkeypatch.setattr(entry, "Shards", lambda params: SimpleNamespace(is_one=num_shards == 1))
+    for name, otherwise in (("counts", dict), ("note", lambda *args: None)):
+        monkeypatch.setattr(entry.faults, name, otherwise)
+    monkeypatch.setattr(runtime, "turn_off", lambda: None)
+    built = entry.Linker(SERVER, None, components=set(), extra_config={})
+    assert built.offload(transfer(keys(1), None)) == (num_shards == 2)
+    assert built.num_completed_offloads() == num_shards - 1
+    if num_shards == 2:
+        assert not built.pop_completed_offload() and built.num_completed_offloads() == 0
 
 
 def test_load_when_leases_are_held_for_copies_that_have_not_begun_then_it_waits_for_readers_for_a_moment_only(ranks):

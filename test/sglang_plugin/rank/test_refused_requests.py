@@ -15,6 +15,7 @@ def serving(monkeypatch):
     """What SGLang's processes serve by."""
     serving = SimpleNamespace(smg_grpc_mode=False)
     monkeypatch.setattr(refused_requests, "get_serving", lambda: serving)
+    monkeypatch.setattr(refused_requests.runtime, "config", lambda: "on")
     return serving
 
 
@@ -47,6 +48,12 @@ def test_request_when_sglang_cannot_make_it_then_its_client_is_told_and_the_rank
     ((answer, to),), asked = handled(error)
     assert isinstance(answer, AbortReq) and answer.rid == "r" and to is asked
     assert answer.finished_reason["status_code"] == 400 and str(error) in answer.finished_reason["message"]
+
+
+def test_request_when_banyan_is_off_then_sglang_has_it_as_it_came(monkeypatch):
+    monkeypatch.setattr(refused_requests.runtime, "config", lambda: None)
+    with pytest.raises(ValueError, match="no such mode"):
+        handled(ValueError("no such mode"))
 
 
 def test_request_when_sglang_takes_it_then_nothing_is_told():

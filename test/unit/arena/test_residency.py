@@ -75,6 +75,18 @@ def test_reset_when_frames_are_held_or_filled_then_free_once_they_are_let_go(fra
     assert sorted(residency.claim(4)) == [0, 1, 2, 3]
 
 
+def test_page_when_its_frame_table_was_emptied_under_a_reader_then_its_frame_is_no_free_one(
+    frame_table: FakeFrameTable,
+) -> None:
+    """Somebody withdraws all, and a reader stays longer than he is waited for: the page is resident here still."""
+    residency = Residency(frame_table, 2)
+    (frame,) = fill(residency, "a")
+    frame_table.key_of.clear()
+    frame_table.quarantine.add(frame)
+    assert residency.claim(1) == [1 - frame]
+    assert residency.frame("a") == frame
+
+
 def test_evict_when_nothing_was_touched_then_the_end_of_the_prefix_goes_first(frame_table: FakeFrameTable) -> None:
     residency = Residency(frame_table, 3)
     fill(residency, "root", "middle", "leaf")

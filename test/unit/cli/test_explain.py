@@ -12,7 +12,7 @@ NAMES = Pseudonyms("what the server's processes know")
 
 
 class FakeEngine:
-    def __init__(self, url):
+    def __init__(self, url, api_key=None):
         self.url = url
 
     def ranks(self):

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+from dataclasses import replace
+
 import pytest
 from test.unit.observe.fake_banyan import NOW_S, FakeBanyan
 
@@ -51,11 +53,25 @@ def test_rates_when_there_are_two_readings_then_what_lies_between_counts():
     server.step()
     before = read(server, 100.0)
     server.step()
-    rates = Rates(read(server, 104.0), before)
+    # Whoever looks has set his clock back meanwhile; the rank's has gone on.
+    rates = Rates(read(server, 50.0), before)
     (rank,) = rates.now.ranks
-    assert rates.per_s(rank, "lookups") == 5 / 4 and not rates.is_since_start
+    assert rates.per_s(rank, "lookups") == 5 / 2 and not rates.is_since_start
     alone = Rates(rates.now)
     assert alone.per_s(rank, "lookups") == pytest.approx(10 / server.up_s) and alone.is_since_start
+
+
+def test_rates_when_the_server_has_started_anew_and_is_older_than_before_then_it_counts_from_its_start():
+    server = FakeBanyan(num_ranks=1)
+    server.step()
+    before = read(server, 100.0)
+    again = FakeBanyan(num_ranks=1)
+    again.up_s, again.counters[0].lookups = server.up_s + 5, 1
+    now = read(again, 100.0 + 2 * again.up_s)
+    now = replace(now, ranks=tuple(replace(rank, rid_nonce="another") for rank in now.ranks))
+    (rank,) = now.ranks
+    assert Rates(now, before).grown(rank, "lookups") == 1
+    assert Rates(now, before).seconds(rank) == again.up_s
 
 
 def test_rates_when_the_server_has_started_anew_then_no_figure_is_negative():

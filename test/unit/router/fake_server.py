@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from banyan.router.app import build
+from banyan.router.connections import bounded
 from banyan.router.events import EventBatch
 from banyan.router.settings import Settings
 from banyan.routing.question import PATH_FIELD, asked_about
@@ -41,12 +42,12 @@ class _Quiet(uvicorn.Server):
 class Served:
     """An application on a port of its own."""
 
-    def __init__(self, app):
+    def __init__(self, app, http="auto"):
         self.app = app
         self._listen(port=0)
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.config = uvicorn.Config(app, log_level="error", lifespan="on", timeout_graceful_shutdown=1)
+        self.config = uvicorn.Config(app, log_level="error", lifespan="on", timeout_graceful_shutdown=1, http=http)
 
     def _listen(self, port):
         self._socket = socket.socket()
@@ -110,7 +111,7 @@ class FakeServer(Served):
         super().__init__(
             Starlette(
                 routes=[
-                    *(Route(path, self.generate, methods=["POST"]) for path in paths),
+                    *(Route(path, self.generate, methods=["POST", "PUT"]) for path in paths),
                     Route("/health", self.health),
                     Route("/server_info", self.server_info),
                     Route("/v1/loads", self.loads),
@@ -144,7 +145,8 @@ class FakeServer(Served):
             self.num_running -= 1
 
     async def anything(self, request):
-        """``says`` has a status, a type and pieces by path; an exception in place of one breaks the connection."""
+        """``says`` has a status, a type and pieces by path; an exception in place of one breaks the connection, and an
+        event is waited for."""
         self.seen.append((await request.body(), dict(request.headers)))
         if request.url.path not in self.says:
             query = request.url.query
@@ -156,10 +158,13 @@ class FakeServer(Served):
             for piece in pieces:
                 if isinstance(piece, Exception):
                     raise piece
+                if isinstance(piece, asyncio.Event):
+                    await piece.wait()
+                    continue
                 yield piece
                 await asyncio.sleep(0.005)
 
-        said = {"x-said-by": self.name, "x-asked-by": request.method}
+        said = {"x-said-by": self.name, "x-asked-by": request.method, "set-cookie": f"said-by={self.name}"}
         return StreamingResponse(spoken(), status, said, kind)
 
     async def pieces(self):
@@ -331,8 +336,8 @@ async def running(servers, *, is_up=True, instead=None, **settings):
             await server.start()
         sides = {"servers": "null", "prefills": "prefill", "decodes": "decode"}
         urls = {side: tuple(server.url for server in servers if server.mode == mode) for side, mode in sides.items()}
-        app, router = build(Settings(**(urls | (instead or {}) | defaults | settings)))
-        served = Served(app)
+        app, router = build(asked := Settings(**(urls | (instead or {}) | defaults | settings)))
+        served = Served(app, http=bounded(len(asked.urls), asked.idle_timeout_s))
         await served.start()
         try:
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:

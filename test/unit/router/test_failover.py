@@ -84,6 +84,49 @@ def test_request_when_its_server_dies_of_it_then_no_other_server_sees_it():
     asyncio.run(scenario())
 
 
+def test_request_when_its_method_may_be_sent_twice_and_its_server_dies_of_it_then_no_other_server_sees_it():
+    async def scenario():
+        servers = [FakeServer(name) for name in "abc"]
+        async with running(servers, max_retries=5) as rig:
+            async with rig.client.put(f"{rig.served.url}/generate", json={"text": "poison"}) as response:
+                assert response.status == 502 and response.headers["x-should-retry"] == "false"
+            assert sum(server.is_dead for server in servers) == 1 and sum(rig.num_seen()) == 1
+
+    asyncio.run(scenario())
+
+
+def test_request_when_its_method_may_be_sent_twice_and_its_connection_breaks_then_the_server_sees_it_once():
+    async def scenario():
+        async with running([FakeServer("a")], max_retries=0) as rig:
+            (server,) = rig.servers
+            server.gate.clear()
+            asked = asyncio.create_task(rig.client.put(f"{rig.served.url}/generate", json={"text": "hi"}))
+            await until(lambda: server.num_running)
+            rig.drop_connections(server)
+            assert (await asked).status == 502 and rig.num_seen() == [1]
+
+    asyncio.run(scenario())
+
+
+def test_request_to_all_servers_when_a_connection_breaks_then_that_server_sees_it_once():
+    num_seen = 0
+
+    async def breaks(reader, writer):
+        nonlocal num_seen
+        num_seen += (await reader.readuntil(b"\r\n\r\n")).startswith(b"PUT")
+        writer.transport.abort()
+
+    async def scenario():
+        async with await asyncio.start_server(breaks, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            async with running([FakeServer("a")], is_up=False, instead={"servers": (url,)}) as rig:
+                async with rig.client.put(f"{rig.served.url}/set_internal_state", json={}) as response:
+                    assert response.status == 502 and "did not answer" in await response.text()
+        assert num_seen == 1
+
+    asyncio.run(scenario())
+
+
 def test_request_when_clients_send_it_again_and_again_then_two_servers_are_all_that_die_of_it():
     async def scenario():
         servers = [FakeServer(name) for name in "abc"]

@@ -268,6 +268,30 @@ def test_client_when_it_goes_away_then_both_halves_are_ended():
     asyncio.run(scenario())
 
 
+def test_request_when_it_needs_no_pair_and_waits_for_one_that_does_then_it_has_the_place_next():
+    async def scenario():
+        (p,), (d,) = pair()
+        async with running([p, d], max_in_flight=1) as rig:
+            p.hands_over.clear()
+            first = asyncio.create_task(rig.ask(text="hi"))
+            await until(lambda: d.num_running)
+            beside = asyncio.create_task(rig.get("/model_info"))
+            await until(lambda: rig.router.beside.admission.num_waiting)
+            p.hands_over.set()
+            assert [(await first)[0], (await beside)[0]] == [200, 200]
+            d.says["/model_info"] = (200, "text/plain", held := asyncio.Event())
+            beside = asyncio.create_task(rig.get("/model_info"))
+            await until(lambda: len(d.seen) == 3)
+            second = asyncio.create_task(rig.ask(text="hi"))
+            await until(lambda: rig.router.forwarder.admission.num_waiting)
+            held.set()
+            assert [(await beside)[0], (await second)[0]] == [200, 200]
+            await until(lambda: not under_way(rig))
+            rig.assert_idle()
+
+    asyncio.run(scenario())
+
+
 def test_room_when_a_stock_prefill_server_has_ranks_then_it_leads_to_the_chosen_one():
     async def scenario():
         (p,), (d,) = pair(num_ranks=3)

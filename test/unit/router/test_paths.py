@@ -13,6 +13,7 @@ from test.unit.router.fake_server import BLOCK_TOKENS, FakeServer, running, unti
 from banyan.router.blocks import block_ids, pack
 from banyan.router.events import BlockStored
 from banyan.router.everywhere import choose
+from banyan.router.health import State
 from banyan.router.paths import BY_PATH, ROWS, To
 
 PROMPT = "a prompt of some length, long enough for pages"
@@ -160,6 +161,49 @@ def test_path_when_it_is_written_otherwise_then_the_router_and_the_servers_read_
 )
 def test_answer_when_all_have_answered_then_one_counts(statuses, to, chosen):
     assert choose(statuses, to) == chosen
+
+
+def test_response_when_a_server_hangs_then_the_one_that_has_it_answers_and_the_other_was_asked():
+    async def scenario():
+        a, b = (FakeServer(name) for name in "ab")
+        async with running([a, b]) as rig:
+            a.says["/v1/responses/x"] = (200, "application/json", asyncio.Event())
+            b.says["/v1/responses/x"] = (200, "application/json", b"{}")
+            assert await rig.get("/v1/responses/x") == (200, b"{}")
+            await until(lambda: a.seen)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("path", ["/v1/responses/x/cancel", "/abort_request"])
+def test_servers_when_one_that_is_down_hangs_then_it_is_waited_for_no_longer_than_for_a_probe(path):
+    async def scenario():
+        a, b = (FakeServer(name) for name in "ab")
+        async with running([a, b]) as rig:
+            a.says[path] = (200 if path == "/abort_request" else 404, "application/json", b"{}")
+            b.says[path] = (200, "application/json", asyncio.Event())
+            b.awake.clear()
+            await until(lambda: rig.state(1) is State.DOWN)
+            assert (await rig.ask(path))[0] == (502 if path == "/abort_request" else 404)
+
+    asyncio.run(scenario())
+
+
+def test_cookie_when_a_server_sets_one_then_it_is_its_clients_alone():
+    async def scenario():
+        a = FakeServer("a")
+        await a.start()
+        local = f"http://localhost:{a.port}"
+        async with running([FakeServer("b")], is_up=False, instead={"servers": (local,)}) as rig:
+            a.says["/docs"] = (200, "text/plain", b"x")
+            await until(lambda: rig.router.all_servers[0].takes_requests)
+            for headers in ({}, {}, {"cookie": "mine=1"}):
+                async with rig.client.get(f"{rig.served.url}/docs", headers=headers) as response:
+                    assert response.headers["set-cookie"] == "said-by=a"
+            assert [headers.get("cookie") for _, headers in a.seen] == [None, None, "mine=1"]
+        await a.stop()
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("stream", [True, False])

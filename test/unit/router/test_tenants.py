@@ -257,6 +257,21 @@ def test_response_when_another_tenant_names_it_then_404_and_its_own_finds_it(pat
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("more", [{"input": []}, {"input": None}, {}, {"input": {}}])
+def test_response_when_another_tenant_names_it_and_says_nothing_then_404(path, more):
+    async def scenario():
+        async with serving([server("a")], path) as rig:
+            rig.servers[0].says = response(1)
+            await ask(rig, bearer("a1"), "/v1/responses", input="hi")
+            for key, status in (("u1", 404), ("a2", 200)):
+                assert (await ask(rig, bearer(key), "/v1/responses", previous_response_id="resp_1", **more))[
+                    0
+                ] == status
+            assert rig.num_seen() == [2]
+
+    asyncio.run(scenario())
+
+
 def test_response_when_a_tenant_asks_for_the_tokens_of_what_follows_it_then_the_server_hears_no_router(path):
     async def scenario():
         async with serving([server("a", events=True)], path) as rig:

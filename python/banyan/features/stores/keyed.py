@@ -28,7 +28,7 @@ from banyan.features.stores.evictions import Evictions
 from banyan.features.stores.presence_cache import MAX_PRESENT, PresenceCache
 from banyan.features.stores.rate_limited_log import RateLimitedLog
 from banyan.features.stores.value_format import HeaderBuffer, ValueFormat, address_of
-from banyan.features.stores.value_reads import PageRead, PageReader
+from banyan.features.stores.value_reads import PageRead, PageReader, ReadPace
 from banyan.features.stores.values import Iovec, Values
 from banyan.features.stores.watch import Watch
 from banyan.features.stores.writes import BATCH, FAILED, PRESENT, STORED, Waiting, Writes
@@ -81,11 +81,10 @@ class KeyedStore:
         self._asked = AskedValues(values, self._presence, lambda error: self._failed("read_errors", error))
         self._executor = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="banyan-store-read")
         self._readers: SimpleQueue[PageReader] = SimpleQueue()
+        pace = ReadPace(read_bytes_per_s)
         for _ in range(NUM_READERS):
             header_buffer, moved = self._header_buffer(HEADERS_AT_ONCE), self._watch.moves
-            self._readers.put(
-                PageReader(values, self._value_format, header_buffer, bytes_per_s=read_bytes_per_s, moved=moved)
-            )
+            self._readers.put(PageReader(values, self._value_format, header_buffer, pace=pace, moved=moved))
         self._writes = Writes(
             values,
             self._value_format,
@@ -215,10 +214,12 @@ class KeyedStore:
         self._count("written_bytes", len(stored) * self._value_format.value_bytes)
         self._count("write_failures", sum(outcome == FAILED for _, outcome in pages))
         with self._lock:
-            self._own.update(dict.fromkeys(page.key for page in stored))
+            # Keys name pages of the present weights: a late one of others would end a page that is still waited for.
+            present = [(page.key, outcome) for page, outcome in pages if page.namespace == self._presence.namespace]
+            self._completed.extend(present)
+            self._own.update(dict.fromkeys(key for key, outcome in present if outcome == STORED))
             while len(self._own) > MAX_PRESENT:
                 del self._own[next(iter(self._own))]
-            self._completed.extend((page.key, outcome) for page, outcome in pages)
 
     def completed(self) -> list[tuple[str, str]]:
         """As ``ports.PageStore`` says. Stored: others find it. It is not synced to a drive."""
@@ -276,9 +277,10 @@ class KeyedStore:
         return self._remove(MAX_PRESENT)
 
     def invalidate(self, namespace: bytes) -> None:
-        self._presence.begin(namespace)
         with self._lock:
+            self._presence.begin(namespace)
             self._own.clear()
+            self._completed.clear()
         self._writes.drop()
 
     def stats(self) -> dict[str, int]:

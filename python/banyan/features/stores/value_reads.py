@@ -9,6 +9,7 @@ Invariants
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from banyan._native import Feed, SharedBytes
 from banyan.features.stores.value_format import HeaderBuffer, ValueFormat
 from banyan.features.stores.values import Iovec, Reading, Transfer, Values
 
+LOOK_S = 0.5
 LOAD_BYTES = 64 << 20
 """What a library is asked for at once: some leases of values last only seconds."""
 
@@ -41,8 +43,26 @@ class PageRead:
     failed: dict[int, bool] = field(default_factory=dict)
 
 
+class ReadPace:
+    """What all reads of a store take together. ``bytes_per_s`` of None: no limit. Any thread."""
+
+    def __init__(self, bytes_per_s: int | None) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._lock = threading.Lock()
+        self._due_s = 0.0
+
+    def due_s(self, num_bytes: int) -> float:
+        """Until when whoever has read so much waits."""
+        if self._bytes_per_s is None:
+            return 0.0
+        with self._lock:
+            self._due_s = max(self._due_s, time.monotonic()) + num_bytes / self._bytes_per_s
+            return self._due_s
+
+
 class PageReader:
-    """One thread's means to read: its room for headers. ``moved`` is told after each answer of the library."""
+    """One thread's means to read: its room for headers. ``moved`` is told after each answer of the library, and while
+    ``pace`` has it wait."""
 
     def __init__(
         self,
@@ -50,13 +70,13 @@ class PageReader:
         value_format: ValueFormat,
         header_buffer: HeaderBuffer,
         *,
-        bytes_per_s: int | None,
+        pace: ReadPace,
         moved: Callable[[Feed], None],
     ) -> None:
         self._values = values
         self._value_format = value_format
         self._header_buffer = header_buffer
-        self._bytes_per_s = bytes_per_s
+        self._pace = pace
         self._moved = moved
 
     def carry(self, read: PageRead, names: Sequence[str]) -> None:
@@ -128,10 +148,12 @@ class PageReader:
         num_at_once = max(1, LOAD_BYTES // transfers[0].num_bytes) if transfers else 1
         come: list[bool] = []
         for first in range(0, len(transfers), num_at_once):
-            begun_s, some = time.monotonic(), transfers[first : first + num_at_once]
+            some = transfers[first : first + num_at_once]
+            due_s = self._pace.due_s(sum(transfer.num_bytes for transfer in some))
             come += reading.load(some)
             self._moved(read.feed)
-            if self._bytes_per_s is not None:
-                due_s = begun_s + sum(transfer.num_bytes for transfer in some) / self._bytes_per_s
-                time.sleep(max(0.0, due_s - time.monotonic()))
+            while (left_s := due_s - time.monotonic()) > 0 and read.feed.is_wanted:
+                # The library is not to blame.
+                time.sleep(min(left_s, LOOK_S))
+                self._moved(read.feed)
         return come

@@ -6,6 +6,8 @@ Invariants
   2. No more than ``backlog_bytes`` wait; what comes on top is not taken.
   3. A thread that ends before its time takes nothing with it: what waits fails, and nothing more is taken.
   4. A write starts only when the gate lets it, or when somebody waits for all of them.
+  5. A checksum is of what the frame held while the page was waited for: before the library is asked anything, and not
+     of a page that was given up meanwhile. What a frame is filled with later never verifies under the page's name.
 
 A page: queued -> being written -> stored, present (the store had it), or failed; all that wait fail with one that the
 library does not answer for.
@@ -77,6 +79,7 @@ class Writes:
         self._waiting: deque[Waiting] = deque()
         self._names: set[str] = set()
         self._writing: list[Waiting] = []
+        self._given_up: list[Waiting] | None = None
         self._num_writing = 0
         self._num_flushing = 0
         self._num_failed = 0
@@ -142,10 +145,11 @@ class Writes:
         )
 
     def drop(self) -> None:
-        """Give up what waits: it completes as failed. Waits for what is being written."""
+        """Give up what waits: it completes as failed. Waits for what is being written, and gives that up, too."""
         with self._changed:
             dropped = self._take(len(self._waiting))
-            self._changed.wait_for(lambda: not self._num_writing, LEAVE_S)
+            if not self._changed.wait_for(lambda: not self._num_writing, LEAVE_S):
+                self._given_up = self._writing
         self._end(dropped, [FAILED] * len(dropped))
 
     def close(self) -> None:
@@ -217,10 +221,14 @@ class Writes:
             self._names.difference_update(page.name for page in pages)
         self._done(list(zip(pages, outcomes, strict=True)))
 
-    def _write(self, batch: Sequence[Waiting]) -> list[str]:
+    def _write(self, batch: list[Waiting]) -> list[str]:
+        values = self._made(batch)
         there = self._values.present([page.name for page in batch])
-        new = [page for page, is_there in zip(batch, there, strict=True) if not is_there]
-        written = iter(self._values.write(self._made(new)) if new else ())
+        with self._changed:
+            if self._given_up is batch:
+                return [FAILED] * len(batch)
+        new = [value for value, is_there in zip(values, there, strict=True) if not is_there]
+        written = iter(self._values.write(new) if new else ())
         return [PRESENT if is_there else STORED if next(written) else FAILED for is_there in there]
 
     def _made(self, pages: Sequence[Waiting]) -> list[Value]:

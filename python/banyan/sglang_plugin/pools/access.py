@@ -114,6 +114,10 @@ class PoolAccess(Protocol):
         """Take the oldest one; whether it was published."""
         ...
 
+    def give_up_offloads(self) -> None:
+        """Those that are under way are done, unpublished."""
+        ...
+
     def wait_for_copies(self) -> None:
         """Before pages are withdrawn or memory is given away: wait until no copy is under way.
 

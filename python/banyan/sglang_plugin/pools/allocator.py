@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
-from sglang.srt.runtime_context import get_parallel
 
 from banyan.sglang_plugin.pools.quarantine import NO_PAGES, OLD_S, READER_PATIENCE_S, Quarantine, frame_array
 
@@ -28,6 +27,9 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
 
     agreed: Callable[[bool], bool] = staticmethod(lambda granted: granted)
     """Whether every shard of the rank got pages to load into, given whether this one did."""
+
+    is_whole_rank = True
+    """Whether no other shard has pages of the same tokens."""
 
     staged_pages: list[Any]
     num_staged_pages: int
@@ -83,7 +85,7 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
 
     def _evict_for_held(self) -> None:
         # The shards of a rank must evict alike, and only this one knows what its readers hold.
-        tree = None if get_parallel().attn_tp_size > 1 else self._tree
+        tree = self._tree if self.is_whole_rank else None
         if tree is not None and tree.supports_prefix_sharing():
             tree.evict_for_alloc(EvictParams(num_tokens=self._num_held * self.page_size))
 
@@ -110,7 +112,7 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
         if not self.decodes_on_held:
             return len(self._quarantine)
         # The shards of a rank must evict alike, and only this one knows how old its pages are.
-        if not self._quarantine or get_parallel().attn_tp_size > 1:
+        if not self._quarantine or not self.is_whole_rank:
             return 0
         now_s = time.monotonic()
         return sum(now_s - since_s > OLD_S for since_s in self._quarantine.values())

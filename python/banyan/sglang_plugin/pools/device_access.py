@@ -352,6 +352,9 @@ class DeviceAccess:
     def pop_completed(self) -> bool:
         return self._rank_device.offloads.pop_completed()
 
+    def give_up_offloads(self) -> None:
+        self._rank_device.offloads.give_up()
+
     def wait_for_copies(self) -> None:
         deadline_s = time.monotonic() + READER_PATIENCE_S
         while num_under_way := sum(reader.num_under_way for reader in self._readers):
@@ -362,7 +365,7 @@ class DeviceAccess:
             time.sleep(POLL_S)
 
     def leave(self) -> None:
-        self._rank_device.offloads.give_up()
+        self.give_up_offloads()
         self.wait_for_copies()
         for reader in self._readers:
             self._rank_device.readers.remove(reader)

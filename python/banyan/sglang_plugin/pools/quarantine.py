@@ -123,11 +123,12 @@ class Quarantine:
     def _drain(self) -> bytes:
         assert self._cache is not None
         again, self._not_withdrawn = self._not_withdrawn, NO_PAGES
+        withdrawn = self._retire(again) if len(again) else b""
         try:
-            return (self._retire(again) if len(again) else b"") + self._cache.drain()
+            return withdrawn + self._cache.drain()
         except BaseException as error:  # noqa: BLE001 - pages in quarantine stay there
             faults.note("allocator.drain", error, stops=True)
-            return b""
+            return withdrawn
 
     def _page_ids(self, frames: NDArray[np.int64]) -> torch.Tensor:
         """Page numbers as SGLang keeps them."""
@@ -189,9 +190,11 @@ class Quarantine:
 
     def _take_drained(self) -> bool:
         drained = np.frombuffer(self._drain(), dtype=np.int64)
-        if len(drained) == 0:
+        # A frame table that was emptied while a reader stayed gives back what SGLang has not freed: that is its own.
+        freed = [page for page in drained.tolist() if page in self._quarantine]
+        if not freed:
             return False
-        gone = set(drained.tolist())
+        gone = set(freed)
         self._quarantine = {page: since_s for page, since_s in self._quarantine.items() if page not in gone}
-        self._put_back(self._page_ids(drained))
+        self._put_back(self._page_ids(np.array(freed, dtype=np.int64)))
         return True

@@ -15,6 +15,7 @@ from banyan import faults
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import own_slots
 from banyan.sglang_plugin.rank.linker import BanyanLinker
+from banyan.sglang_plugin.rank.shards import Shards
 
 
 class FailedBefore(RuntimeError):
@@ -39,6 +40,8 @@ class Linker(UnifiedCacheLinker):
     def __init__(self, server_args: Any, params: Any, **kwargs: Any) -> None:
         self.pools: dict[Any, object] = {}
         self.layer_done_counter = LayerWiseLoadCounter(0)
+        self._is_whole_rank = Shards(params).is_one
+        self._num_offloads = 0
 
     def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
         return []
@@ -56,16 +59,21 @@ class Linker(UnifiedCacheLinker):
         return False
 
     def offload(self, transfers: list[Any], session_id: str | None = None) -> bool:
-        return False
+        # Other shards of this rank wait until each has done with a node.
+        if self._is_whole_rank:
+            return False
+        self._num_offloads += 1
+        return True
 
     def num_completed_offloads(self) -> int:
-        return 0
+        return self._num_offloads
 
     def pop_completed_offload(self) -> bool:
+        self._num_offloads -= 1
         return False
 
     def reset(self) -> None:
-        pass
+        self._num_offloads = 0
 
     def close(self) -> None:
         pass

@@ -75,6 +75,7 @@ class BanyanLinker(Rank, UnifiedCacheLinker):
         )
         self.pools: dict[Any, object] = {kind.sglang_name: kind.pool for kind in parts.pools.kinds}
         self._queued: dict[str, str] = {}
+        self._num_passed_over = 0
         times.time_control(self, "linker", ENTRIES)
         super().__init__(parts)
         report.start(self, enable_metrics=server_args.enable_metrics, labels=self._labels())
@@ -89,8 +90,8 @@ class BanyanLinker(Rank, UnifiedCacheLinker):
             ("cancel_queued_load", lambda rid: True, True),
             ("start_layer_wise_loading", lambda: LOST, True),
             ("finish_layer_wise_loading", lambda index: False, True),
-            ("offload", lambda transfers, session_id=None: False, True),
-            ("num_completed_offloads", lambda: self._access.num_completed, False),
+            ("offload", lambda transfers, session_id=None: self._pass_over(), True),
+            ("num_completed_offloads", lambda: self._num_told, False),
             ("pop_completed_offload", lambda: False, False),
             ("reset", lambda: None, True),
             ("close", lambda: None, True),
@@ -149,22 +150,40 @@ class BanyanLinker(Rank, UnifiedCacheLinker):
     def offload(self, transfers: list[Any], session_id: str | None = None) -> bool:
         """Pages have entered SGLang's tree: offer them once they are complete."""
         if self.cache.is_stopped:
-            return False
+            return self._pass_over()
         full, *beside = transfers
-        return self._offload(full, beside)
+        return self._offload(full, beside) or self._pass_over()
+
+    def _pass_over(self) -> bool:
+        """This node is not published. SGLang has the shards of a rank go on with their nodes together: it waits for
+        this one as well where there are others."""
+        if self.is_whole_rank:
+            return False
+        # In the order of the nodes: what was on its way before is not published either.
+        self._access.give_up_offloads()
+        self._num_passed_over += 1
+        return True
 
     def num_completed_offloads(self) -> int:
         # SGLang asks on every scheduling step.
         self._poll()
         report.tick()
-        return self._access.num_completed
+        return self._num_told
+
+    @property
+    def _num_told(self) -> int:
+        return self._access.num_completed + self._num_passed_over
 
     def pop_completed_offload(self) -> bool:
-        return self._access.pop_completed()
+        if self._access.num_completed:
+            return self._access.pop_completed()
+        self._num_passed_over -= 1
+        return False
 
     # ---- life --------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
+        self._num_passed_over = 0
         self._empty()
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.runtime_context import get_serving
 
+from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.prompt_refusals import check_tokenized
 from banyan.sglang_plugin.rank import memory_commands
 
@@ -30,6 +31,9 @@ OF_A_WRONG_VALUE = (ArithmeticError, AssertionError, AttributeError, LookupError
 
 def around_handle_request(original: Callable[..., None], scheduler: Any, asked: Any, *args: Any, **named: Any) -> None:
     """Of a generation request, or one of an embedding or reward model."""
+    if runtime.config() is None:
+        original(scheduler, asked, *args, **named)
+        return
     if memory_commands.is_out(scheduler):
         _refuse(scheduler, asked, memory_commands.OUT, HTTPStatus.SERVICE_UNAVAILABLE)
         return

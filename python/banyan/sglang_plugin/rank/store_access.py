@@ -29,7 +29,7 @@ def open_store(
     space = Space(
         quota_bytes=config.store_bytes,
         share_bytes=int(config.store_bytes * share) // num_parts,
-        read_bytes_per_s=int(config.store_read_mb_per_s * 1e6) or None,
+        read_bytes_per_s=max(1, int(config.store_read_mb_per_s * 1e6 * share)) if config.store_read_mb_per_s else None,
     )
     try:
         location = StoreLocation.parse(config.store)

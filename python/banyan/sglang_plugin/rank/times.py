@@ -83,6 +83,7 @@ def load_without_circles(
     for allocator in allocators:
         allocator.load_patience_s = lambda: LOAD_PATIENCE_S if cache.holds_leases_at_rest else READER_PATIENCE_S
         allocator.agreed = shards.all
+        allocator.is_whole_rank = shards.is_one
         allocator.let_peers_go = cache.give_up
 
 

@@ -10,11 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
 
 from banyan._native import SharedBytes
+from banyan.features.stores import writes
 from banyan.features.stores.keyed import NUM_READERS, KeyedStore
 from banyan.features.stores.value_format import ValueFormat
 from banyan.features.stores.values import Iovec, Transfer, Value
@@ -227,6 +229,48 @@ def test_reads_when_their_turn_does_not_come_for_a_library_that_hangs_then_their
     values.is_open.set()
     assert [read.finish() for read in reads] == [[(0, "late")]] * len(reads)
     until(lambda: stored.stats()["is_stopped"] == 0)
+
+
+@pytest.mark.parametrize("hangs_in", ["present", "write"])
+def test_weights_when_a_write_hangs_through_their_update_then_nothing_else_is_found_under_its_name(
+    values: InMemory, memory: SharedBytes, monkeypatch: pytest.MonkeyPatch, hangs_in: str
+) -> None:
+    """The frame is another page's by then: of other weights, or of another tenant."""
+    monkeypatch.setattr(writes, "LEAVE_S", 0.2)
+    goes_on, answer = threading.Event(), getattr(values, hangs_in)
+    hanging = threading.Event()
+
+    def hang(asked: Sequence[Any]) -> list[bool]:
+        hanging.set()
+        goes_on.wait()
+        return answer(asked)
+
+    monkeypatch.setattr(values, hangs_in, hang)
+    store = KeyedStore(values, namespace=b"n" * 32, layer_bytes=LAYER_BYTES, stall_s=STALL_S)
+    store.put(keys(0), None, memory, offsets(0))
+    hanging.wait()
+    with pytest.raises(TimeoutError):
+        store.sync(0.2)
+    store.invalidate(b"w" * 32)
+    store.put(keys(0), None, memory, offsets(1))
+    np.frombuffer(memory, dtype=np.uint8)[:FRAME_BYTES] = 7
+    goes_on.set()
+    store.sync()
+    assert store.completed() == [(*keys(0), "stored")], "that of the new weights"
+    store.close()
+
+    monkeypatch.setattr(values, hangs_in, answer)
+    other = KeyedStore(values, namespace=b"n" * 32, layer_bytes=LAYER_BYTES, stall_s=STALL_S)
+    number = other.ask(keys(0))
+    answers: list[Any] = []
+    until(lambda: answers.extend(other.answers()) or bool(answers))
+    if hangs_in == "present":
+        assert answers == [(number, None)]
+    else:
+        ((_, found),) = answers
+        ((position, _),) = other.read(found, 1, memory, offsets(5)).finish()
+        assert position == 0 and other.stats()["checksum_failures"] == 1
+    other.close()
 
 
 @pytest.mark.parametrize("within_s", [None, STALL_S])
