@@ -77,8 +77,20 @@ def tell(engine: Engine, args: argparse.Namespace) -> dict[str, Any]:
         if args.prompt_file is None:
             raise ValueError("--prompt-file: which prompt?")
         said = sys.stdin.read() if str(args.prompt_file) == "-" else args.prompt_file.read_text()
-        command |= prompt_of(engine, said, args.path)
+        command = {**named_by(said), **command, **prompt_of(engine, said, args.path)}
     return engine.tell_cache(command)
+
+
+def named_by(said: str) -> dict[str, Any]:
+    """What a body says of its pages' names beside its tokens.
+
+    Raises:
+        ValueError: for one of an adapter: no command names one.
+    """
+    body = _body(said) or {}
+    if body.get("lora_path") is not None:
+        raise ValueError("lora_path: the cache is not told of an adapter's prompts")
+    return {name: body[name] for name in ("cache_salt", "extra_key") if body.get(name) is not None}
 
 
 def prompt_of(engine: Engine, said: str, path: str) -> dict[str, Any]:

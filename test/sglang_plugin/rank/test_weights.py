@@ -42,6 +42,15 @@ COMMANDS = {
 LOADERS = [name for name in COMMANDS if name.startswith("update_weights")]
 
 
+WITHIN_A_SESSION = ("update_weights_from_distributed", "update_weights_from_tensor")
+
+
+def begin(ranks, call, loader):
+    """What SGLang wants before such a loader."""
+    for linker, *_ in ranks if loader in WITHIN_A_SESSION else ():
+        call(linker, "begin_weight_update")
+
+
 @pytest.fixture
 def ranks(monkeypatch):
     monkeypatch.setattr(runtime, "is_sharing", lambda: True)
@@ -97,9 +106,19 @@ def test_weights_when_a_trainer_writes_them_without_a_loader_then_old_pages_meet
     assert finds(reader, 3)
 
 
+@pytest.mark.parametrize("loader", WITHIN_A_SESSION)
+def test_weights_when_sglang_refuses_a_loader_outside_a_session_then_they_are_those_of_before(ranks, call, loader):
+    """It comes to all ranks: none would share again where no update comes from disk."""
+    (owner, _, pages), (reader, *_) = ranks
+    call(owner, loader, FAILED)
+    share(owner, pages, 1)
+    assert finds(reader, 1)
+
+
 @pytest.mark.parametrize("loader", LOADERS)
 def test_weights_when_a_loader_fails_on_one_rank_then_it_shares_with_nobody(ranks, call, loader):
     (owner, _, pages), (reader, *_) = ranks
+    begin(ranks, call, loader)
     assert call(owner, loader, FAILED) is FAILED
     share(owner, pages, 2)
     assert not finds(reader, 2)

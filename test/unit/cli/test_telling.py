@@ -48,6 +48,12 @@ def run(monkeypatch, tmp_path, capsys):
         ((), "You are", {"text": "You are"}),
         ((), "[1, 2]", {"text": "[1, 2]"}),
         ((), {"input_ids": [5]}, {"input_ids": [5]}),
+        (
+            (),
+            {"input_ids": [5], "cache_salt": "t", "extra_key": "k"},
+            {"cache_salt": "t", "extra_key": "k", "input_ids": [5]},
+        ),
+        (("--salt", "u"), {"prompt": "x", "cache_salt": "t"}, {"cache_salt": "u", "text": "x"}),
         ((), {"prompt": "x"}, {"text": "x"}),
         ((), {"messages": [{"role": "user"}]}, {"input_ids": [1, 2]}),
         (("--path", "/v1/messages"), {"messages": [{"role": "user"}]}, {"input_ids": [1, 2]}),
@@ -57,7 +63,7 @@ def test_prompt_when_it_is_text_or_a_request_then_told_as_the_server_takes_it(ru
     status, out, _ = run("prefetch", *words, prompt=prompt)
     assert status == 0 and Fake.last.told == [{"action": "prefetch", **said}]
     assert out == "prefetch: 32 tokens in 2 pages, 1 of them found\n"
-    assert all(("banyan_path" in question) == bool(words) for question in Fake.last.asked)
+    assert all(("banyan_path" in question) == ("--path" in words) for question in Fake.last.asked)
 
 
 def test_fields_when_given_then_told_and_answers_are_machine_readable_on_request(run):
@@ -76,6 +82,7 @@ def test_list_when_asked_for_then_a_line_for_each_prefix(run):
         (("pin",), None, "--prompt-file"),
         (("pin", "--prompt-file", "/nowhere"), None, "/nowhere"),
         (("pin",), {"messages": []}, "--path"),
+        (("pin",), {"prompt": "x", "lora_path": "a"}, "lora_path"),
         (("pin", "--ttl", "1"), "x", "over the budget"),
     ],
 )

@@ -13,7 +13,6 @@ at that only.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 from collections import Counter, deque
@@ -184,8 +183,10 @@ class KeyedStore:
         if damaged:
             self._count("checksum_failures", len(damaged))
             self._log.about(f"{len(damaged)} page(s) did not verify, the first {damaged[0][:16]}")
-            with contextlib.suppress(Exception):
+            try:
                 self._values.remove([name_of(read.namespace, key) for key in damaged])
+            except Exception as error:  # noqa: BLE001 - whatever a library raises costs hits, and nothing else
+                self._failed("read_errors", error)
 
     # ---- down --------------------------------------------------------------------------------------------------
 

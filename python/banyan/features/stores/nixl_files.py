@@ -21,6 +21,7 @@ from typing import Any
 from uuid import uuid4
 
 from banyan.features.stores.folder_bound import FolderBound, entries_of
+from banyan.features.stores.rate_limited_log import RateLimitedLog
 from banyan.features.stores.values import Iovec, Transfer, Value
 from banyan.owner import claim_folder, open_own
 
@@ -64,7 +65,8 @@ def new_agent(name: str) -> Any:
 class _Lane:
     """One agent; one thread at a time."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, log: RateLimitedLog) -> None:
+        self._log = log
         self._agent = new_agent(f"banyan-store-{os.getpid()}-{number}")
         self._num_registered = 0
 
@@ -111,8 +113,11 @@ class _Lane:
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, LAST_PAUSE_S)
                 state = agent.check_xfer_state(handle)
+            if state != "DONE":
+                self._log.about(f"a transfer ended as {state}")
             return bool(state == "DONE")
-        except Exception:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - whatever it raises, the value has not come, or not gone
+            self._log.about(f"a transfer failed: {error!r}")
             return False
         finally:
             if handle is not None:
@@ -177,8 +182,9 @@ class NixlFiles:
         self._bound = FolderBound(self._folders, quota_bytes=quota_bytes, floor_bytes=floor_bytes)
         self._iovecs: list[Iovec] = []
         self._lanes: SimpleQueue[_Lane] = SimpleQueue()
+        log = RateLimitedLog("NIXL")
         for number in range(NUM_LANES):
-            self._lanes.put(_Lane(number))
+            self._lanes.put(_Lane(number, log))
 
     @property
     def engine(self) -> str:

@@ -175,6 +175,8 @@ class Writes:
             begun_ns = time.monotonic_ns()
             try:
                 outcomes = self._write(batch)
+                if FAILED in outcomes and self._given_up is not batch:
+                    self._lost(OSError(f"{outcomes.count(FAILED)} page(s) were not written"))
             except Exception as error:  # noqa: BLE001 - whatever a library raises costs hits, and nothing else
                 self._lost(error)
                 # Each batch might wait as long for the library, and somebody for all of them.

@@ -62,6 +62,9 @@ class RankParts:
 class Rank:
     """``attachments`` are what features have at it."""
 
+    is_being_updated = False
+    """Whether a session of weight updates has begun and not ended."""
+
     def __init__(self, parts: RankParts) -> None:
         self.kinds, self.cache, self.counters = parts.kinds, parts.cache, parts.setup.counters
         self.demand, self.dropped = parts.demand, parts.dropped

@@ -7,8 +7,9 @@ Invariants
      computes with.
 
 States: loaded -> ``begin`` -> changing -> ``end`` -> loaded. A loader without a session goes from loaded to loaded. A
-failed loader leads to apart, from any state; only a whole update from disk leads out of it. While they change, the
-weights are nobody's: a trainer that writes them over RDMA calls no loader, so both ends of a session count as a change.
+failed loader leads to apart, from any state, but for one that SGLang refuses because no session has begun; only a whole
+update from disk leads out of it. While they change, the weights are nobody's: a trainer that writes them over RDMA
+calls no loader, so both ends of a session count as a change.
 """
 
 from __future__ import annotations
@@ -21,12 +22,17 @@ from sglang.srt.managers.io_struct import (
     BeginWeightUpdateReqInput,
     EndWeightUpdateReqInput,
     UpdateWeightFromDiskReqInput,
+    UpdateWeightsFromDistributedReqInput,
+    UpdateWeightsFromTensorReqInput,
 )
 
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import linker
 
 logger = logging.getLogger("banyan")
+
+_WITHIN_A_SESSION = UpdateWeightsFromDistributedReqInput | UpdateWeightsFromTensorReqInput
+"""What SGLang refuses outside one, before anything has changed."""
 
 
 def before_flush_after_weight_update(updater: Any, command: Any, success: bool, *args: Any, **kwargs: Any) -> None:
@@ -47,7 +53,9 @@ def around_command(original: Callable[..., Any], updater: Any, command: Any) -> 
     if isinstance(command, BeginWeightUpdateReqInput | EndWeightUpdateReqInput):
         result = original(updater, command)
         if result.success:
-            linker.installed().weights_changed(type(command).__name__)
+            rank = linker.installed()
+            rank.is_being_updated = isinstance(command, BeginWeightUpdateReqInput)
+            rank.weights_changed(type(command).__name__)
         return result
     if isinstance(command, UpdateWeightFromDiskReqInput):
         # It brings all weights: when it succeeds, it does not matter what was there before. Ahead of it, as it reports
@@ -65,7 +73,7 @@ def _load(original: Callable[..., Any], updater: Any, command: Any) -> Any:
     if result.success:
         # It has not flushed, nor asked whether to: the weights are others all the same.
         rank.weights_changed()
-    else:
+    elif rank.is_being_updated or not isinstance(command, _WITHIN_A_SESSION):
         _stand_apart(result.message)
     return result
 

@@ -231,6 +231,26 @@ def test_reads_when_their_turn_does_not_come_for_a_library_that_hangs_then_their
     until(lambda: stored.stats()["is_stopped"] == 0)
 
 
+def test_page_when_it_is_not_written_then_a_line_says_so(
+    store: KeyedStore, values: InMemory, memory: SharedBytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    values.write = lambda written: [False] * len(written)  # type: ignore[method-assign]
+    store.put(keys(0), None, memory, offsets(0))
+    assert store.sync() == 1 and "1 page(s) were not written" in caplog.text
+
+
+def test_page_when_it_is_damaged_and_cannot_be_removed_then_that_is_counted(
+    stored: KeyedStore, values: InMemory, memory: SharedBytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(names: Sequence[str]) -> int:
+        raise OSError("read-only file system")
+
+    values.held = {name: bytes(len(value)) for name, value in values.held.items()}
+    values.remove = fail  # type: ignore[method-assign]
+    stored.read(stored.lookup(keys(0)), 1, memory, offsets(4)).finish()
+    assert stored.stats()["checksum_failures"] == 1 and stored.stats()["read_errors"] == 1
+
+
 @pytest.mark.parametrize("hangs_in", ["present", "write"])
 def test_weights_when_a_write_hangs_through_their_update_then_nothing_else_is_found_under_its_name(
     values: InMemory, memory: SharedBytes, monkeypatch: pytest.MonkeyPatch, hangs_in: str

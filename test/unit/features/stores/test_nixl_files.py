@@ -83,6 +83,23 @@ def test_value_when_nixl_fails_for_a_moment_then_its_file_stays(agent: Agent, tm
     assert read(files) == [True]
 
 
+@pytest.mark.parametrize("state", ["ERR", "raises"])
+def test_transfer_when_it_fails_then_one_line_says_why(
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, state: str
+) -> None:
+    def transfer(handle: str) -> str:
+        if state == "raises":
+            raise RuntimeError("No space left on device")
+        return state
+
+    monkeypatch.setattr(agent, "transfer", transfer)
+    files = NixlFiles([str(tmp_path)], value_bytes=VALUE_BYTES, is_aligned=False, quota_bytes=1 << 20, floor_bytes=0)
+    for _ in range(3):
+        assert files.write([Value(NAME, (Iovec(0, VALUE_BYTES),))]) == [False]
+    (line,) = caplog.messages
+    assert ("No space left" in line) or ("ended as ERR" in line)
+
+
 def test_values_when_they_are_more_than_the_process_may_have_files_then_the_first_ones_come_and_descriptors_are_left(
     agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
