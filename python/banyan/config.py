@@ -480,6 +480,25 @@ def uses_expandable_segments() -> bool:
     return "expandable_segments:true" in text.lower().replace(" ", "")
 
 
+OF_COMPUTING = (
+    "SGLANG_EXTERNAL_MODEL_PACKAGE",
+    "SGLANG_FP8_IGNORED_LAYERS",
+    "SGLANG_HUMMING_ONLINE_QUANT_CONFIG",
+    "SGLANG_SKIP_SOFTMAX_PREFILL_THRESHOLD_SCALE_FACTOR",
+)
+"""Settings of SGLang that are no flags, and with which more than a last bit of KV differs."""
+
+
+def settings_of_computing() -> dict[str, str]:
+    """Those that are made."""
+    return {name: os.environ[name] for name in OF_COMPUTING if os.environ.get(name)}
+
+
+def external_models() -> str:
+    """The package that has models in the place of SGLang's own; empty where none is named."""
+    return os.environ.get("SGLANG_EXTERNAL_MODEL_PACKAGE", "")
+
+
 def _is_true(name: str) -> bool:
     """As SGLang reads its own."""
     return os.environ.get(name, "").lower() in ("1", "true", "yes", "y")

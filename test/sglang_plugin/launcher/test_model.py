@@ -5,11 +5,13 @@ import json
 
 import pytest
 import torch
+from sglang.srt.configs.embedding_model_spec import embedding_support_matrix
 from sglang.srt.configs.model_config import ModelConfig
 from test.sglang_plugin.features.windows.compressed_gpu import PLAIN, RATIOS, make_node
 from test.sglang_plugin.rank.index_keys_pool import SharedDSAPool
 
 from banyan.config import DEFAULT_PAGE_TOKENS
+from banyan.refusals.models import ENCODERS
 from banyan.sglang_plugin.launcher.model import INDEXED_PAGE_TOKENS, describe, page_of_model, page_tokens_of
 from banyan.sglang_plugin.pools.host_pool import SharedMHAPool, SharedMLAPool
 from benchmark.modes import models, pictures
@@ -135,3 +137,13 @@ def test_model_when_it_keeps_states_then_a_page_and_a_state_are_weighed(tmp_path
     }
     drafted = describe(str(models.ensure(models.STATE)), str(models.ensure(models.LLAMA)))
     assert "verifies drafts over states with GPU kernels only" in drafted["refused"]
+
+
+def test_encoders_when_sglang_has_them_then_each_is_refused_or_has_no_radix_cache():
+    """In these the KV of a prefix depends on what follows."""
+    rows = [
+        row
+        for row in embedding_support_matrix()
+        if row["execution"] == "encoder_only" and not row["safe_disable_radix_cache"]
+    ]
+    assert rows and {row["architecture"] for row in rows} <= ENCODERS

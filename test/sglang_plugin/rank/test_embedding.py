@@ -68,7 +68,7 @@ def test_request_when_it_is_queued_without_having_been_introduced_then_it_is_kno
 
     class Req:
         rid = "an embedding"
-        lora_id = extra_key = cache_salt = None
+        lora_id = extra_key = cache_salt = multimodal_inputs = None
         origin_input_ids = (1, 2, 3)
         output_ids = ()
 

@@ -33,6 +33,9 @@ class Req(Matched):
     extra_key = cache_salt = lora_id = kv_hints = None
     output_ids: tuple[int, ...] = ()
 
+    multimodal_inputs = session = None
+    skip_radix_cache_insert = False
+
     def __init__(self, recv_req, rid, ids):
         self.rid, self.origin_input_ids = rid, array("q", ids)
 
@@ -82,6 +85,29 @@ def test_request_when_its_tokens_are_known_then_it_arrives_once_with_sglangs_key
     # It was retracted.
     hooked(QUEUED, lambda scheduler, req: None)(None, req)
     assert len(seen) == 1
+
+
+def scheduler_of(architecture):
+    return SimpleNamespace(model_config=SimpleNamespace(hf_config=SimpleNamespace(architectures=[architecture])))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "has_media", "session", "is_barred"),
+    [
+        ("Qwen2_5_VLForConditionalGeneration", True, None, False),
+        ("Qwen2_5_VLForConditionalGeneration", True, "a session", True),
+        ("Qwen2_5_VLForConditionalGeneration", False, "a session", False),
+        ("Gemma4ForConditionalGeneration", True, None, True),
+        ("Gemma4ForConditionalGeneration", False, None, False),
+    ],
+)
+def test_request_when_its_kv_depends_on_more_than_its_tokens_then_it_leaves_nothing_in_the_tree(
+    rank, architecture, has_media, session, is_barred
+):
+    req = serve("r", IMAGE)
+    req.multimodal_inputs, req.session = "an image" if has_media else None, session
+    hooked(QUEUED, lambda scheduler, req: None)(scheduler_of(architecture), req)
+    assert req.skip_radix_cache_insert == is_barred
 
 
 def test_prompt_when_it_is_asked_for_again_then_it_is_stored_and_another_image_finds_the_text_in_front(rank):

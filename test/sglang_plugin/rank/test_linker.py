@@ -63,6 +63,9 @@ SERVER = SimpleNamespace(
     quantization_param_path=None,
     enable_lora=None,
     lora_paths=None,
+    attention_backend=None,
+    prefill_attention_backend=None,
+    decode_attention_backend=None,
 )
 
 

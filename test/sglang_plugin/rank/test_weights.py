@@ -22,7 +22,7 @@ from test.sglang_plugin.rank.hooked import hooked
 from test.sglang_plugin.rank.test_linker import PAGE, make_rank, transfer
 from test.unit.directory.rig import keys
 
-from banyan import _native
+from banyan import _native, config
 from banyan.config import Config
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import identity
@@ -199,7 +199,12 @@ def test_weights_when_a_rank_cannot_join_again_then_it_shares_nothing_and_its_po
 def asked(**flags):
     """Arguments that ask for nothing but ``flags``."""
     usual = {"json_model_override_args": "{}", "dtype": "auto", "quantization": None, "quantization_param_path": None}
-    return SimpleNamespace(**usual | identity.USUAL | flags)
+    backends = dict.fromkeys(("attention_backend", "prefill_attention_backend", "decode_attention_backend"))
+    return SimpleNamespace(**usual | backends | identity.USUAL | flags)
+
+
+def digest(kv_dtype="torch.bfloat16", **flags):
+    return identity._config_digest(asked(**flags), kv_dtype)
 
 
 @pytest.mark.parametrize("flag", ["quantization_param_path", "decrypted_config_file", "rl_quant_profile"])
@@ -207,7 +212,7 @@ def test_namespace_when_a_file_that_a_flag_names_says_something_else_then_anothe
     digests = []
     for name, text in (("a", "1.0"), ("b", "1.0"), ("b", "2.0")):
         (tmp_path / name).write_text(text)
-        digests.append(identity._config_digest(asked(**{flag: str(tmp_path / name)})))
+        digests.append(identity._config_digest(asked(**{flag: str(tmp_path / name)}), "torch.bfloat16"))
     assert digests[0] == digests[1] != digests[2]
 
 
@@ -225,12 +230,27 @@ def test_namespace_when_a_file_that_a_flag_names_says_something_else_then_anothe
     ],
 )
 def test_namespace_when_a_flag_changes_what_is_computed_then_another_one(flags):
-    assert identity._config_digest(asked(**flags)) != identity._config_digest(asked())
+    assert digest(**flags) != digest()
+
+
+@pytest.mark.parametrize("name", config.OF_COMPUTING)
+def test_namespace_when_a_setting_changes_what_is_computed_then_another_one(monkeypatch, name):
+    monkeypatch.delenv(name, raising=False)
+    usual = digest()
+    monkeypatch.setenv(name, "lm_head")
+    assert digest() != usual
+
+
+def test_namespace_when_fp8_is_written_without_its_scales_then_another_one():
+    for flag in ("attention_backend", "prefill_attention_backend"):
+        assert digest("torch.float8_e4m3fn", **{flag: "torch_native"}) != digest("torch.float8_e4m3fn")
+        assert digest("torch.float8_e4m3fn", **{flag: "fa3"}) == digest("torch.float8_e4m3fn")
+        assert digest(**{flag: "torch_native"}) == digest()
 
 
 def test_namespace_when_nothing_unusual_is_asked_then_that_of_a_release_that_knew_fewer_flags():
     text = json.dumps(["{}", "auto", None])
-    assert identity._config_digest(asked()) == hashlib.sha256(text.encode()).hexdigest()
+    assert digest() == hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_namespace_when_weights_are_only_read_in_another_way_then_the_same():

@@ -5,7 +5,14 @@ from dataclasses import fields
 
 import pytest
 
-from banyan.refusals.models import SPLIT_DRAFTS, ModelFacts, draft_vocabulary_refusal, index_refusal, model_refusal
+from banyan.refusals.models import (
+    ENCODERS,
+    SPLIT_DRAFTS,
+    ModelFacts,
+    draft_vocabulary_refusal,
+    index_refusal,
+    model_refusal,
+)
 
 CACHES = [field.name for field in fields(ModelFacts) if field.name.startswith("has_")]
 SERVED = ("has_window", "has_sinks", "has_states", "has_side_states", "has_index_keys", "has_compressed_kv")
@@ -66,3 +73,9 @@ def test_index_when_its_keys_are_not_beside_the_kv_then_one_line_says_how_they_l
     assert index_refusal(**plain) is None
     line = index_refusal(**{**plain, **bad})
     assert "index keys" in line and "--banyan-share off" in line and "\n" not in line
+
+
+@pytest.mark.parametrize("architecture", sorted(ENCODERS))
+def test_model_when_its_tokens_see_what_follows_then_no_beginning_of_a_prompt_is_shared(architecture):
+    line = model_refusal(ModelFacts(architecture=architecture))
+    assert architecture in line and "--banyan-share off" in line and "\n" not in line

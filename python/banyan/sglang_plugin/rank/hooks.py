@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from typing import Any
 
 from banyan.planner import Action, asked
@@ -13,6 +15,10 @@ from banyan.sglang_plugin.kv_hints import payload_of, session_of
 from banyan.sglang_plugin.rank import linker, requests
 from banyan.sglang_plugin.rank.reporting import spans
 from banyan.telemetry import Counters
+
+logger = logging.getLogger("banyan")
+
+_SEES_WITHIN_IMAGES = frozenset(f"{name}ForConditionalGeneration" for name in ("Gemma3", "Gemma4", "Gemma4Unified"))
 
 
 def after_create_generation_req(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: Any) -> None:
@@ -39,6 +45,25 @@ def before_add_request_to_queue(scheduler: Any, req: Any, *args: Any, **kwargs: 
         _introduce(req, None, None)
     if not req.banyan_has_arrived:
         _arrive(req)
+    if req.multimodal_inputs is not None and (why := _depends_on_more(scheduler, req)) is not None:
+        _say_once(why)
+        # SGLang's own: it is computed and answered, and leaves nothing behind.
+        req.skip_radix_cache_insert = True
+
+
+def _depends_on_more(scheduler: Any, req: Any) -> str | None:
+    """On what else than its tokens the KV of a request with media depends, if on anything."""
+    if req.session is not None:
+        # Also where ``offset`` has cut these away.
+        return "a session's turn is computed at the positions of the media of the turns before"
+    if found := sorted(_SEES_WITHIN_IMAGES & set(scheduler.model_config.hf_config.architectures or ())):
+        return f"{found[0]} attends within an image where the whole of it is computed at once"
+    return None
+
+
+@functools.cache
+def _say_once(why: str) -> None:
+    logger.warning("banyan: %s: such requests share nothing", why)
 
 
 def before_forward_batch_embedding(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:

@@ -15,7 +15,7 @@ from sglang.srt.arg_groups.fields.model import Model
 from sglang.srt.runtime_context import get_parallel, get_spec
 from sglang.srt.server_args import ServerArgs
 
-from banyan.config import Config
+from banyan.config import Config, external_models, settings_of_computing
 from banyan.layout import MemberSlots, Namespace, PageLayout
 from banyan.refusals.start import weights_refusal
 from banyan.sglang_plugin import model_files, runtime
@@ -53,6 +53,10 @@ _COUNTED = {field.name for field in msgspec.structs.fields(Model)} - _TOLD_OTHER
 USUAL = {field.name: field.default for field in msgspec.structs.fields(ServerArgs) if field.name in _COUNTED}
 """What counts beside overrides and type, as SGLang has it where nobody asks for anything else."""
 
+_BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+_UNSCALED = frozenset({"torch_native", "flex_attention"})
+"""These write FP8 as if there were no scales; all others divide by them."""
+
 _NAME_FILES = frozenset({"decrypted_config_file", "rl_quant_profile"})
 """What such a file says counts, not where it lies."""
 
@@ -71,7 +75,9 @@ class Identity:
         self.weights_sha256 = ""
         if config.knows_weights:
             self.weights_sha256 = weights_digest(config, server_args.model_path, server_args.revision)
-        self._config_sha256 = _config_digest(server_args)
+            if package := external_models():
+                runtime.refuse(weights_refusal(f"SGLANG_EXTERNAL_MODEL_PACKAGE={package} is code that nobody digests"))
+        self._config_sha256 = _config_digest(server_args, str(pool.dtype))
         self._draft = _draft_identity(drafts, config) if drafts else ()
         changed = model_files.changed(noted) if config.knows_weights else None
         if changed is not None:
@@ -128,7 +134,7 @@ def _draft_identity(drafts: Sequence[Any], config: Config) -> tuple[str, ...]:
     return (spec.speculative_algorithm, *who, str(spec.speculative_draft_model_quantization), *pools)
 
 
-def _config_digest(server_args: Any) -> str:
+def _config_digest(server_args: Any, kv_dtype: str) -> str:
     """Digest of what changes a model's KV beside its weights: the overrides, the quantisation, and what else was asked
     for and is not usual."""
     asked = [server_args.json_model_override_args, server_args.dtype, server_args.quantization]
@@ -139,6 +145,9 @@ def _config_digest(server_args: Any) -> str:
         value = getattr(server_args, name)
         if value != usual:
             asked.append([name, _content(value) if name in _NAME_FILES else value])
+    asked += [list(setting) for setting in settings_of_computing().items()]
+    if "float8" in kv_dtype:
+        asked += sorted(_UNSCALED & {getattr(server_args, name) for name in _BACKENDS})
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 

@@ -2,6 +2,7 @@
 //! Python bindings of the native core: argument checks and conversions, nothing else. The contracts stand in
 //! `_native.pyi`.
 #![deny(unsafe_op_in_unsafe_fn)]
+#![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 
 mod convert;
 mod copy;
@@ -28,7 +29,7 @@ use pyo3::prelude::*;
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    banyan_shm::panics::announce(|line| eprintln!("{line}"));
+    banyan_shm::panics::announce(|line| banyan_shm::say!("{line}"));
     module.add_class::<memory::SharedBytes>()?;
     module.add_class::<device_pool::DevicePool>()?;
     module.add_class::<device_pool::PeerMemory>()?;

@@ -178,7 +178,7 @@ impl Parcel {
             Ok(State::Landed) => State::Landed,
             Ok(_) => State::Failed,
             Err(panic) => {
-                eprintln!("banyan: a copy failed: {}", reason(panic.as_ref()));
+                crate::say!("banyan: a copy failed: {}", reason(panic.as_ref()));
                 State::Failed
             }
         });
@@ -299,7 +299,7 @@ impl Drop for CopyThread {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            eprintln!("banyan: the copy thread had failed");
+            crate::say!("banyan: the copy thread had failed");
         }
     }
 }

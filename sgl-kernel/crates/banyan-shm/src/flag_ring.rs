@@ -147,13 +147,16 @@ impl Shared {
             Ok(Err(reason)) => Some(reason),
             Err(_) => Some("its work panicked".into()),
         };
-        if let Some(reason) = reason {
-            eprintln!("banyan: a batch of reads failed: {reason}");
+        if reason.is_some() {
             batch.has_failed.store(true, Ordering::Release);
         }
         self.word(batch.slot)
             .store(batch.value(batch.num_layers), Ordering::Release);
         batch.has_ended.store(true, Ordering::Release);
+        // Behind what others wait for: whoever reads the log may be slow.
+        if let Some(reason) = reason {
+            crate::say!("banyan: a batch of reads failed: {reason}");
+        }
     }
 
     fn run_layers(
@@ -270,7 +273,7 @@ impl Drop for FlagRing {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            eprintln!("banyan: the ring's thread had failed");
+            crate::say!("banyan: the ring's thread had failed");
         }
     }
 }

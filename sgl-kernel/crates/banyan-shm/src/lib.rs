@@ -10,6 +10,7 @@
 //! `plan`, `gather` and `copy_thread` (moving bytes). The first four and `access_log` depend on nothing but atomics:
 //! loom explores them as they ship.
 #![deny(unsafe_op_in_unsafe_fn)]
+#![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 
 pub mod access_history;
 pub mod access_log;

@@ -1,8 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
+//! What the native core says goes to stderr, or nowhere: a log on a full disk, or one that nobody reads any more, is no fault. (`eprintln!`
+//! panics there, and a panic within the hook of a panic ends the process.)
+//!
 //! A panic of the native core says whose it is. On a thread of the interpreter it becomes a `PanicException`, which is no `Exception`:
 //! what catches those does not see it, and the process may end without another word.
 
 use std::sync::Once;
+
+/// As `eprintln!`, where it can be written.
+#[macro_export]
+macro_rules! say {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($words)*);
+    }};
+}
 
 /// From now on; `say` gets the line. Only the first call counts.
 pub fn announce(say: impl Fn(String) + Send + Sync + 'static) {

@@ -135,7 +135,7 @@ impl Drop for WordWatch {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            eprintln!("banyan: the watch's thread had failed");
+            crate::say!("banyan: the watch's thread had failed");
         }
     }
 }

@@ -166,7 +166,7 @@ impl Clock {
         self.shared.lock().set_stalled(self.stalled_since.is_none());
         self.stalled_since = match self.stalled_since {
             None => {
-                eprintln!(
+                banyan_shm::say!(
                     "banyan: the store's drive has not answered for {limit_s:.1} s ({num_late} transfers of reads wait): it is left alone \
                      until it does"
                 );
@@ -174,7 +174,7 @@ impl Clock {
             }
             Some(since) => {
                 let silent_s = now.saturating_duration_since(since).as_secs_f64() + limit_s;
-                eprintln!("banyan: the store answers again after {silent_s:.1} s");
+                banyan_shm::say!("banyan: the store answers again after {silent_s:.1} s");
                 None
             }
         };

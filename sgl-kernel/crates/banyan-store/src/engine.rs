@@ -132,7 +132,7 @@ impl Engine {
             };
             if let Err(error) = self.device.reap(patience, &mut completed) {
                 // Nothing is known about what is in flight any more: going on could hand out memory that is still written to.
-                eprintln!("banyan: the store's device stopped: {error}");
+                banyan_shm::say!("banyan: the store's device stopped: {error}");
                 std::process::abort();
             }
             for done in &completed {
@@ -165,7 +165,7 @@ impl Engine {
 
     fn submit(&mut self) {
         if let Err(error) = self.device.submit() {
-            eprintln!("banyan: the store's device takes no operations: {error}");
+            banyan_shm::say!("banyan: the store's device takes no operations: {error}");
             std::process::abort();
         }
     }

@@ -6,6 +6,7 @@
 //! one thread that moves them), `news` (the one that learns of other writers), `clock` (the one that lets waiters go), `store` (what
 //! callers see).
 #![deny(unsafe_op_in_unsafe_fn)]
+#![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 
 pub mod buffer;
 pub mod catalog;

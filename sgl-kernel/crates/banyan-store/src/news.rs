@@ -74,7 +74,7 @@ impl News {
 
     fn say(&mut self, error: &StoreError) {
         if self.said.is_new(&error.to_string(), Instant::now()) {
-            eprintln!(
+            banyan_shm::say!(
                 "banyan: what another writer of the store has cannot be read, and is not used: {error}"
             );
         }

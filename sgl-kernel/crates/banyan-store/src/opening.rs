@@ -82,7 +82,7 @@ fn adopt(stripe: &Stripe, wanted: &Wanted<'_>) -> Result<Option<(ShelfId, Lock)>
 }
 
 fn pass_over(shelf: ShelfId, error: &StoreError) {
-    eprintln!("banyan: shelf {shelf:016x} of the store is passed over: {error}");
+    banyan_shm::say!("banyan: shelf {shelf:016x} of the store is passed over: {error}");
 }
 
 /// What is left of a shelf whose writer died before it had a manifest, or whose removal was interrupted.

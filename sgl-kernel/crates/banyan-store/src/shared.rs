@@ -251,15 +251,15 @@ impl Shared {
         match catch_unwind(AssertUnwindSafe(work)) {
             Ok(()) => Ended::InTime,
             Err(_) => {
-                eprintln!(
-                    "banyan: the store's {thread} has failed (its last words are above): nothing is looked up or stored there until the \
-                     server is started again"
-                );
                 self.lock().lose_thread();
                 if let Some(traffic) = &self.traffic {
                     traffic.stop();
                 }
                 self.changed.notify_all();
+                banyan_shm::say!(
+                    "banyan: the store's {thread} has failed (its last words are above): nothing is looked up or stored there until the \
+                     server is started again"
+                );
                 Ended::Early
             }
         }

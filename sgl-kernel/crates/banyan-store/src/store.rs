@@ -370,7 +370,9 @@ impl Store {
     /// What others have is taken in, if their manifests can be read in time; if not, it is found later.
     fn take_news(&self) {
         if let Err(error) = self.shared.refresh_requests.ask_and_wait(self.stall_after) {
-            eprintln!("banyan: what other writers of the store have is not found yet: {error}");
+            banyan_shm::say!(
+                "banyan: what other writers of the store have is not found yet: {error}"
+            );
         }
     }
 

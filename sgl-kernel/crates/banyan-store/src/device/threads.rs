@@ -137,7 +137,7 @@ impl Drop for ThreadsDevice {
         self.shared.work.notify_all();
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
-                eprintln!("banyan: an I/O thread had failed");
+                banyan_shm::say!("banyan: an I/O thread had failed");
             }
         }
     }

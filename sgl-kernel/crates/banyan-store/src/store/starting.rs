@@ -85,9 +85,9 @@ fn join_within(thread: JoinHandle<()>, name: &str, patience: Duration) {
         thread::sleep(END_PAUSE);
     }
     if !thread.is_finished() {
-        eprintln!("banyan: the store's {name} waits for its drive: it is left behind");
+        banyan_shm::say!("banyan: the store's {name} waits for its drive: it is left behind");
     } else if thread.join().is_err() {
-        eprintln!("banyan: the store's {name} had failed");
+        banyan_shm::say!("banyan: the store's {name} had failed");
     }
 }
 
@@ -100,7 +100,7 @@ pub(super) fn start(
     let (io, name) = start_io(shared, opened, options)?;
     let mut news = News::new(shared.clone());
     if let Err(error) = news.refresh() {
-        eprintln!("banyan: what another writer of the store has cannot be read: {error}");
+        banyan_shm::say!("banyan: what another writer of the store has cannot be read: {error}");
     }
     let clock = Clock::new(shared.clone(), options.stall_after);
     let others = spawn(shared, "banyan-store-news", move || news.run()).and_then(|news| {

@@ -114,7 +114,7 @@ impl Writer {
             }
             Err(reason) => {
                 if self.said_of_manifest.is_new(&reason, Instant::now()) {
-                    eprintln!(
+                    banyan_shm::say!(
                         "banyan: the store's manifest cannot be written ({reason}): no writes for {REST:?}"
                     );
                 }

@@ -133,7 +133,7 @@ impl Writer {
                 drop(state);
                 if is_first {
                     let floor = self.limits.floor_bytes as f64 / f64::from(1 << 30);
-                    eprintln!(
+                    banyan_shm::say!(
                         "banyan: the store does not grow: {floor} GiB of its file system stay free. Free space, or name another folder"
                     );
                 }
@@ -143,7 +143,7 @@ impl Writer {
                 counters.write_failures += 1;
                 drop(state);
                 if self.said_of_growth.is_new(&error.to_string(), now) {
-                    eprintln!("banyan: the store cannot grow: {error}");
+                    banyan_shm::say!("banyan: the store cannot grow: {error}");
                 }
             }
         }
