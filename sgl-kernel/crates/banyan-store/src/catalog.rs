@@ -230,6 +230,14 @@ impl Catalog {
         }
     }
 
+    /// Every record of a shelf: its place and generation.
+    pub fn living(&self, shelf: ShelfIndex) -> Vec<(Place, u64)> {
+        let places = self.shelves[shelf as usize].by_place.iter();
+        places
+            .map(|(place, node)| (*place, self.nodes[*node as usize].hit.generation))
+            .collect()
+    }
+
     /// Takes out every record of a shelf for which `goes` is true.
     pub fn retire_where(&mut self, shelf: ShelfIndex, goes: impl Fn(&Hit) -> bool) {
         let living = self.shelves[shelf as usize].by_place.values().copied();

@@ -146,7 +146,7 @@ impl News {
         if self.followers.contains_key(&shelf) {
             self.shared.leave_files(&[shelf]);
         }
-        replace(&mut self.shared.lock(), shelf, &follower, tenants);
+        replace(&self.shared, shelf, &follower, tenants);
         self.followers
             .insert(shelf, Followed::Following(Box::new(follower)));
         Ok(())
@@ -168,21 +168,26 @@ fn apply(state: &mut State, shelf: ShelfId, entries: Vec<Entry>) {
     }
 }
 
-/// What a whole manifest says takes the place of what was known of its shelf.
-fn replace(state: &mut State, shelf: ShelfId, follower: &Follower, tenants: Tenants) {
-    let segmenting = follower.header.segmenting();
-    let index = state.catalog.add_shelf(shelf, segmenting);
-    state.counters.damaged_entries += follower.num_damaged();
-    let stays = |hit: &Hit| {
-        let tenant = tenants.get(hit.place);
-        tenant.is_some_and(|tenant| tenant.record.identity.generation == hit.generation)
+/// What a whole manifest says takes the place of what was known of its shelf, bit by bit: on the way a page is missed, or found where it
+/// is no more, as it may be at any time.
+fn replace(shared: &Shared, shelf: ShelfId, follower: &Follower, tenants: Tenants) {
+    let (index, mut living) = {
+        let mut state = shared.lock();
+        let segmenting = follower.header.segmenting();
+        let index = state.catalog.add_shelf(shelf, segmenting);
+        state.counters.damaged_entries += follower.num_damaged();
+        (index, state.catalog.living(index))
     };
-    state.catalog.retire_where(index, |hit| !stays(hit));
+    let stays = |place, generation| {
+        let tenant = tenants.get(place);
+        tenant.is_some_and(|tenant| tenant.record.identity.generation == generation)
+    };
+    living.retain(|(place, generation)| !stays(*place, *generation));
+    shared.in_slices(&living, |state, (place, generation)| {
+        state.catalog.retire(index, *place, *generation);
+    });
     let entries = tenants.into_entries();
-    state.catalog.reserve(entries.len());
-    for entry in entries {
-        publish(state, index, &entry);
-    }
+    shared.in_slices(&entries, |state, entry| publish(state, index, entry));
 }
 
 fn publish(state: &mut State, index: ShelfIndex, entry: &Entry) {

@@ -6,6 +6,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use banyan_shm::frame::Key;
 use banyan_shm::memory::SharedMemory;
@@ -20,6 +22,11 @@ use crate::reading::{ReadJob, Reason};
 use crate::refresh_requests::RefreshRequests;
 use crate::state::State;
 use crate::traffic::{Claim, Traffic};
+
+/// Records that are looked at while others wait for the lock: a tenth of a millisecond.
+pub const SLICE: usize = 4096;
+/// Between two slices: a lock that is taken again at once is had by nobody else.
+pub const PAUSE: Duration = Duration::from_micros(100);
 
 /// What callers hand to the I/O thread.
 #[derive(Default)]
@@ -81,6 +88,19 @@ impl Shared {
 
     pub fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does a long work with the lock, and lets others have it in between.
+    pub fn in_slices<T>(&self, work: &[T], mut each: impl FnMut(&mut State, &T)) {
+        for slice in work.chunks(SLICE) {
+            {
+                let mut state = self.lock();
+                for one in slice {
+                    each(&mut state, one);
+                }
+            }
+            thread::sleep(PAUSE);
+        }
     }
 
     pub fn inbox(&self) -> MutexGuard<'_, Inbox> {
@@ -176,11 +196,13 @@ impl Shared {
             return;
         }
         {
-            let mut state = self.lock();
             for shelf in shelves {
-                if let Some(index) = state.catalog.shelf_index(*shelf) {
-                    state.catalog.retire_where(index, |_| true);
-                }
+                let found = self.lock().catalog.shelf_index(*shelf);
+                let Some(index) = found else { continue };
+                let living = self.lock().catalog.living(index);
+                self.in_slices(&living, |state, (place, generation)| {
+                    state.catalog.retire(index, *place, *generation);
+                });
             }
         }
         self.leave_files(shelves);

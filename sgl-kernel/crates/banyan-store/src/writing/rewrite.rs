@@ -4,18 +4,13 @@
 use std::sync::Arc;
 use std::sync::mpsc::{TryRecvError, channel};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::{Commit, REST, Surroundings, Writer};
 use crate::format::{Entry, FileHeader, Kind, Record};
 use crate::geometry::Place;
 use crate::manifest;
-use crate::shared::Shared;
-
-/// Places that are looked at while the others wait: a tenth of a millisecond.
-const SLICE_PLACES: usize = 4096;
-/// Between two slices: a lock that is taken again at once is had by nobody else.
-const PAUSE: Duration = Duration::from_micros(100);
+use crate::shared::{PAUSE, SLICE, Shared};
 
 impl Writer {
     /// A new manifest is wanted, for a clear or a new namespace.
@@ -136,12 +131,12 @@ fn published(shared: &Shared) -> Vec<(Place, Record)> {
         if let Some(own) = &shared.lock().own
             && first < own.places.end()
         {
-            let slice = own.places.published_from(first, SLICE_PLACES);
+            let slice = own.places.published_from(first, SLICE);
             records.extend(slice.map(|(place, record)| (place, *record)));
         } else {
             break;
         }
-        first += SLICE_PLACES as Place;
+        first += SLICE as Place;
         thread::sleep(PAUSE);
     }
     records.sort_unstable_by_key(|(_, record)| record.identity.generation);
