@@ -119,7 +119,7 @@ class _Timed(TcpCarrier):
     first_s = 0.0
     whole_s = 0.0
 
-    def pull(self, *args: Any) -> Iterator[int]:  # type: ignore[override]
+    def pull(self, *args: Any, **named: Any) -> Iterator[int]:  # type: ignore[override]
         started_s = time.perf_counter()
         for layer in super().pull(*args):
             if layer == 0:

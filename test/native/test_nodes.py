@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from node_worker import LAYER_BYTES, NUM_PAGES, node
@@ -34,8 +35,10 @@ class Interrupted(TcpCarrier):
         super().__init__()
         self.happens: Callable[[], None] = lambda: None
 
-    def pull(self, source: Address, token: bytes, target: Layers, num_layers: int) -> Generator[int, None, None]:
-        for layer in super().pull(source, token, target, num_layers):
+    def pull(
+        self, source: Address, token: bytes, target: Layers, num_layers: int, **named: Any
+    ) -> Generator[int, None, None]:
+        for layer in super().pull(source, token, target, num_layers, **named):
             if layer == 0:
                 self.happens()
             yield layer
