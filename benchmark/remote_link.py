@@ -121,7 +121,7 @@ class _Timed(TcpCarrier):
 
     def pull(self, *args: Any, **named: Any) -> Iterator[int]:  # type: ignore[override]
         started_s = time.perf_counter()
-        for layer in super().pull(*args):
+        for layer in super().pull(*args, **named):
             if layer == 0:
                 self.first_s = time.perf_counter() - started_s
             yield layer
