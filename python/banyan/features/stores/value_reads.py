@@ -19,6 +19,7 @@ from banyan.features.stores.value_format import HeaderBuffer, ValueFormat
 from banyan.features.stores.values import Iovec, Reading, Transfer, Values
 
 LOOK_S = 0.5
+"""How often a reader that waits for its pace says that it is there."""
 LOAD_BYTES = 64 << 20
 """What a library is asked for at once: some leases of values last only seconds."""
 

@@ -183,9 +183,7 @@ fn replace(shared: &Shared, shelf: ShelfId, follower: &Follower, tenants: Tenant
         tenant.is_some_and(|tenant| tenant.record.identity.generation == generation)
     };
     living.retain(|(place, generation)| !stays(*place, *generation));
-    shared.in_slices(&living, |state, (place, generation)| {
-        state.catalog.retire(index, *place, *generation);
-    });
+    shared.retire(index, &living);
     let entries = tenants.into_entries();
     shared.in_slices(&entries, |state, entry| publish(state, index, entry));
 }

@@ -12,12 +12,12 @@ use std::time::Duration;
 use banyan_shm::frame::Key;
 use banyan_shm::memory::SharedMemory;
 
-use crate::catalog::Hit;
+use crate::catalog::{Hit, ShelfIndex};
 use crate::clock::Watch;
 use crate::device::Wake;
 use crate::directory::{ShelfId, Stripe};
 use crate::format::Namespace;
-use crate::geometry::Geometry;
+use crate::geometry::{Geometry, Place};
 use crate::reading::{ReadJob, Reason};
 use crate::refresh_requests::RefreshRequests;
 use crate::state::State;
@@ -101,6 +101,13 @@ impl Shared {
             }
             thread::sleep(PAUSE);
         }
+    }
+
+    /// These records of a shelf are found no more: place and generation of each.
+    pub fn retire(&self, shelf: ShelfIndex, records: &[(Place, u64)]) {
+        self.in_slices(records, |state, (place, generation)| {
+            state.catalog.retire(shelf, *place, *generation);
+        });
     }
 
     pub fn inbox(&self) -> MutexGuard<'_, Inbox> {
@@ -195,14 +202,11 @@ impl Shared {
         if shelves.is_empty() {
             return;
         }
-        {
-            for shelf in shelves {
-                let found = self.lock().catalog.shelf_index(*shelf);
-                let Some(index) = found else { continue };
+        for shelf in shelves {
+            let found = self.lock().catalog.shelf_index(*shelf);
+            if let Some(index) = found {
                 let living = self.lock().catalog.living(index);
-                self.in_slices(&living, |state, (place, generation)| {
-                    state.catalog.retire(index, *place, *generation);
-                });
+                self.retire(index, &living);
             }
         }
         self.leave_files(shelves);
