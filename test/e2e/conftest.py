@@ -133,10 +133,30 @@ _AWAKE: list[Server] = []
 """The one with Banyan, once both are up."""
 
 
+_LOGS: list[Path] = []
+"""Below which servers write them."""
+
+LATELY_S, NUM_LAST_LINES = 60.0, 8
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A test that fails where nobody looks on says what its servers have said last."""
+    report = yield
+    if report.failed:
+        late_s = time.time() - LATELY_S
+        logs = [log for folder in _LOGS for log in sorted(folder.rglob("*.log")) if log.stat().st_mtime >= late_s]
+        for log in logs:
+            lines = log.read_text(errors="replace").splitlines()[-NUM_LAST_LINES:]
+            report.sections.append((f"last lines of {log.name}", "\n".join(line[:300] for line in lines)))
+    return report
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _room():
+def _room(tmp_path_factory):
     """Servers take nearly all of a small machine's memory: what the tests before have left goes back. And a store that
     finds little room does not grow: said here, and not by each test that waits for one."""
+    _LOGS.append(tmp_path_factory.getbasetemp())
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     free_bytes = shutil.disk_usage(tempfile.gettempdir()).free

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers that wait for other nodes as long as a busy machine makes them wait: what nodes give each other, half a
-second, passes on it while nobody is at fault. `plugin` makes the folder that has servers load this."""
+second to two, passes on it while nobody is at fault. `plugin` makes the folder that has servers load this."""
 
 import os
 from pathlib import Path
@@ -13,9 +13,11 @@ REQUEST_S = 12.0
 def install():
     """Be patient in this process. SGLang calls it once in each process of a server."""
     from banyan.arena import remote_tier
-    from banyan.features.nodes import borrower, questions, waits
+    from banyan.features.nodes import borrower, callers, questions, remote_prefetches, tcp, waits
 
-    questions.PATIENCE_S = borrower.PATIENCE_S = waits.FIRST_WORD_S = NODES_S
+    questions.PATIENCE_S = borrower.PATIENCE_S = waits.FIRST_WORD_S = waits.SILENCE_S = NODES_S
+    # A pull that stands still has its whole copy computed.
+    callers.TOKEN_S = tcp.STALL_S = remote_prefetches.BORROW_S = NODES_S
     remote_tier.PATIENCE_S = REQUEST_S
 
 
