@@ -575,6 +575,10 @@ class Read:
     def offsets(self, positions: list[int]) -> bytes:
         """Where in the memory these of its pages go: int64 byte offsets. ValueError for a page that it has not."""
 
+    def failed_pages(self) -> list[int]:
+        """Block until the last layer is through, or the end; the positions of the pages that failed. The end, and the
+        reasons, may take another look at what other writers have announced."""
+
     def finish(self) -> list[tuple[int, str]]:
         """Block until nothing writes the memory any more; the failed pages as (position, reason), [] when all are good.
 

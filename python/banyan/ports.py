@@ -189,6 +189,10 @@ class StoreRead(Protocol):
         """Where in the memory of the read these of its pages go: int64 byte offsets."""
         ...
 
+    def failed_pages(self) -> list[int]:
+        """Block until the last layer is through; positions of the pages that failed."""
+        ...
+
     def finish(self) -> list[tuple[int, str]]:
         """Block until nothing writes the memory any more; positions of the pages that failed, with the reason."""
         ...

@@ -54,11 +54,12 @@ class _Reading:
     origin: str
     began_s: float
     num_attached: int = 0
-    failures: dict[int, str] | None = None  # position -> reason; None until the read has ended
+    lost: frozenset[int] | None = None
+    """Positions of the pages that failed; None until somebody has asked behind the last layer."""
 
     def has_lost(self, position: int) -> bool:
         """Whether this page is known not to come."""
-        return self.read.is_late if self.failures is None else position in self.failures
+        return self.read.is_late if self.lost is None else position in self.lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,11 +246,12 @@ class Prefetch:
         in_flight_read._reading.num_attached -= 1
 
     def is_good(self, in_flight_read: InFlightRead) -> bool:
-        """Whether all its pages were verified. Waits for the end of the read, as its copy has, unless it is late."""
-        if in_flight_read._reading.failures is None and in_flight_read._reading.read.is_late:
-            return False
-        failures = self._end(in_flight_read._reading)
-        return not any(position in failures for position in in_flight_read.positions)
+        """Whether all its pages were verified. Waits for the last layer of the read, as its copy has."""
+        reading = in_flight_read._reading
+        if reading.lost is None:
+            reading.lost = frozenset(reading.read.failed_pages())
+            self.version += 1
+        return reading.lost.isdisjoint(in_flight_read.positions)
 
     def poll(self) -> None:
         """Publish what has been read since the last call. Never blocks."""
@@ -265,26 +267,24 @@ class Prefetch:
         """Reads that were forgotten before they had ended: their frames may still be written to."""
         return len(self._left_behind)
 
-    def _end(self, reading: _Reading) -> dict[int, str]:
-        if reading.failures is None:
-            reading.failures = dict(reading.read.finish())
-            word = _WORDS[reading.kind]
-            self._counters.add(f"{word}_failed_pages", len(reading.failures))
-            self._counters.add(f"{word}_bytes", reading.read.bytes_read)
-            self._counters.add(f"{word}_us", round(reading.read.read_s * 1e6))
-            if reading.kind is SourceKind.STORE:
-                num_read = len(reading.frames) - len(reading.failures)
-                self._rate.ended(reading.began_s, reading.read.read_s, num_read)
-            self.version += 1
-        return reading.failures
+    def _end(self, reading: _Reading) -> frozenset[int]:
+        """Positions of the pages that failed."""
+        lost = reading.lost = frozenset(position for position, _ in reading.read.finish())
+        word = _WORDS[reading.kind]
+        self._counters.add(f"{word}_failed_pages", len(lost))
+        self._counters.add(f"{word}_bytes", reading.read.bytes_read)
+        self._counters.add(f"{word}_us", round(reading.read.read_s * 1e6))
+        if reading.kind is SourceKind.STORE:
+            self._rate.ended(reading.began_s, reading.read.read_s, len(reading.frames) - len(lost))
+        return lost
 
     def _land(self, reading: _Reading) -> None:
-        failures = self._end(reading)
+        lost = self._end(reading)
         self._forget(reading)
         keys, frames = reading.keys, reading.frames
         # Another rank may have read the same pages meanwhile: one copy is enough for the node.
         num_twice = self._peers.lookup(keys, self._arena_slots).num_pages
-        good = [position for position in range(num_twice, len(keys)) if position not in failures]
+        good = [position for position in range(num_twice, len(keys)) if position not in lost]
         kept = {frames[position] for position in good}
         self._residency.abandon([frame for frame in frames if frame not in kept])
         self._residency.publish([frames[position] for position in good], [keys[position] for position in good])

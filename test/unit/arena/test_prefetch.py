@@ -13,12 +13,13 @@ from test.unit.arena.test_backup import ARENAS, Host
 from test.unit.cache_rig import make_cache, request
 from test.unit.directory.rig import NAMESPACE, frames, keys
 
-from banyan._native import RankTable, Store
+from banyan._native import Feed, RankTable, Store
 from banyan.arena.owners import Owners
 from banyan.arena.page_source import Wanted
 from banyan.arena.prefetch import Prefetch
 from banyan.arena.store_tier import StoreTier
 from banyan.core import Run, SourceKind
+from banyan.features.nodes.pull import NodeFound
 from banyan.layout import BlockGeometry
 from banyan.pacing import Admission, WriteAdmission
 
@@ -259,6 +260,27 @@ def test_finish_when_the_drive_hangs_then_the_batch_fails_and_the_frames_wait_fo
     assert host.counters.read_failed_pages == 2 and host.residency.num_resident == 0
     host.until(lambda: host.store.lookup(keys(1, 2)).num_pages == 2)
     host.store.close()
+
+
+def test_finish_when_all_layers_are_through_then_the_end_of_the_read_is_not_waited_for(host: StoreHost) -> None:
+    """Another writer has taken a page away: what he has announced since is looked at first."""
+    feeds: list[Feed] = []
+
+    def pull(found: Any, num_pages: int, memory: Any, offsets: Any) -> Any:
+        feeds.append(Feed(memory, offsets, BLOCK.frame_bytes, len(BLOCK.layer_bytes)))
+        return feeds[0].read()
+
+    found = NodeFound("there", 0, keys(1, 2))
+    host.prefetch.start_pull(keys(1, 2), whole, found, pull, found.origin)
+    assert host.cache.prepare(request("r"), keys(1, 2)).num_pages == 2
+    assert host.cache.admit("r", keys(1, 2), frames(9, 1)) is not None
+    for failed in ([], [1], []):
+        feeds[0].land(2 * LAYER_BYTES, failed)
+    assert not host.cache.finish(host.cache.start())
+    assert host.prefetch.num_arriving(keys(1, 2)) == 1, "what is lost is not tried again and again"
+    feeds[0].end()
+    host.until(lambda: host.residency.num_filling == 0)
+    assert host.residency.num_resident == 1
 
 
 class LaggingPeers:

@@ -145,6 +145,10 @@ impl PyRead {
         Ok(PyBytes::new(py, &bytes))
     }
 
+    fn failed_pages(&self, py: Python<'_>) -> Vec<usize> {
+        py.detach(|| self.ticket.failed_pages())
+    }
+
     fn finish(&self, py: Python<'_>) -> Vec<(usize, &'static str)> {
         let failed = py.detach(|| self.ticket.finish());
         let named = |(page, reason)| (page, reason_name(reason));

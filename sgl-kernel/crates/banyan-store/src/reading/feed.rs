@@ -96,6 +96,15 @@ mod tests {
     }
 
     #[test]
+    fn failed_pages_when_the_last_layer_is_through_then_the_end_is_not_waited_for() {
+        let feed = Feed::new(3, 2);
+        feed.land(10, &[1]);
+        feed.land(10, &[0]);
+        assert_eq!(feed.ticket.failed_pages(), [1, 0]);
+        assert!(!feed.ticket.progress.has_ended());
+    }
+
+    #[test]
     fn feed_when_late_then_waiters_go_on_and_the_end_comes_with_the_answer() {
         let feed = Feed::new(2, 2);
         feed.land(10, &[1]);

@@ -70,6 +70,15 @@ impl ReadTicket {
         self.progress.advance_to(self.progress.num_layers());
     }
 
+    /// Pages that failed, as soon as the last layer is through. What comes between that and the end, a look at what other writers have
+    /// announced, tells the reasons.
+    pub fn failed_pages(&self) -> Vec<usize> {
+        let last = self.progress.num_layers().saturating_sub(1);
+        self.progress.wait_layer(last);
+        let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        failed.iter().map(|(page, _)| *page).collect()
+    }
+
     pub fn finish(&self) -> Vec<(usize, Reason)> {
         self.progress.wait_end();
         self.failed()
