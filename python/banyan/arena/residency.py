@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import Protocol
 
@@ -30,6 +30,9 @@ from banyan.ports import ArenaFrameTable
 
 MOST_KEPT = 0.5
 """Of the frames, for pages that stay whoever needs room."""
+
+MOST_EXAMINED = 4096
+"""Frames at a time."""
 
 Queue = OrderedDict[int, None]
 """Frames, the next to be examined first."""
@@ -221,23 +224,45 @@ class Residency:
         self._free += frame_ids(self._frame_table.retire(array("q", victims)))
 
     def _choose(self, num_frames: int, victims: list[int], gone: list[str], queue: Queue) -> None:
-        # Twice round: the first may only take the marks away.
-        num_to_examine = 2 * len(queue)
-        while num_to_examine > 0 and len(victims) < num_frames and queue:
-            candidates = list(islice(queue, num_frames - len(victims)))
-            num_to_examine -= len(candidates)
-            self._examine(candidates, victims, gone, queue)
+        self._choose_from(lambda most: list(islice(queue, most)), len(queue), num_frames, victims, gone, queue)
 
-    def _examine(self, candidates: Sequence[int], victims: list[int], gone: list[str], queue: Queue) -> None:
+    def _choose_from(
+        self,
+        following: Callable[[int], list[int]],
+        num_queued: int,
+        num_frames: int,
+        victims: list[int],
+        gone: list[str],
+        queue: Queue,
+    ) -> None:
+        """Victims until there are ``num_frames``, of the ``num_queued`` frames that ``following`` names."""
+        # Twice round: the first may only take the marks away, of more and more frames at a time.
+        num_to_examine, num_at_once = 2 * num_queued, 1
+        while num_to_examine > 0 and len(victims) < num_frames:
+            candidates = following(min(num_to_examine, max(num_frames - len(victims), num_at_once)))
+            if not candidates:
+                return
+            num_to_examine -= len(candidates)
+            num_at_once = min(2 * num_at_once, MOST_EXAMINED)
+            self._examine(candidates, num_frames, victims, gone, queue)
+
+    def _examine(
+        self, candidates: Sequence[int], num_frames: int, victims: list[int], gone: list[str], queue: Queue
+    ) -> list[int]:
+        """Those of the candidates that are examined last from now on, or are set aside."""
         touched = set(frame_ids(self._frame_table.take_touched(array("q", candidates))))
+        passed: list[int] = []
         for frame in candidates:
             if queue is self._queue and self._key_of[frame] in self._kept:
                 del queue[frame]
                 self._aside[frame] = None
+                passed.append(frame)
             elif frame in touched or frame in self._holds:
                 queue.move_to_end(frame)
-            else:
+                passed.append(frame)
+            elif len(victims) < num_frames:
                 del queue[frame]
                 victims.append(frame)
                 gone.append(self._key_of.pop(frame))
                 del self._frame_of[gone[-1]]
+        return passed

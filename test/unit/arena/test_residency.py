@@ -15,7 +15,7 @@ class FakeFrameTable:
         self.touched: set[int] = set()
         self.pinned: set[int] = set()
         self.quarantine: set[int] = set()
-        self.num_examined = 0
+        self.num_examined = self.num_looks = 0
 
     def publish(self, frames: array, keys: list[str]) -> int:
         for frame, key in zip(frames, keys, strict=True):
@@ -37,6 +37,7 @@ class FakeFrameTable:
 
     def take_touched(self, frames: array) -> bytes:
         self.num_examined += len(frames)
+        self.num_looks += 1
         asked = self.touched & set(frames)
         self.touched -= asked
         return array("q", sorted(asked)).tobytes()
@@ -241,6 +242,17 @@ def test_claims_when_all_is_kept_then_it_is_walked_past_once_and_not_by_each_of_
         fill(residency, f"scan {number}")
     assert frame_table.num_examined <= 50 + 3 * 20
     assert len(set(keys) & set(frame_table.key_of.values())) == 49
+
+
+def test_claim_when_every_page_was_asked_for_again_then_their_marks_go_in_few_looks_and_one_page_leaves(
+    frame_table: FakeFrameTable,
+) -> None:
+    residency = Residency(frame_table, 3000)
+    frames = fill(residency, *(f"page {number}" for number in range(3000)))
+    frame_table.touched = set(frames)
+    fill(residency, "one more")
+    assert frame_table.num_looks <= 30 and not frame_table.touched
+    assert residency.num_evicted == 1 and residency.num_resident == 3000
 
 
 def test_evict_when_half_is_kept_and_the_rest_is_held_then_fewer_frames_are_found(

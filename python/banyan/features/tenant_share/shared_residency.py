@@ -91,27 +91,12 @@ class SharedResidency(Residency):
         its_own = partial(owners.of, turns, claimant)
         self._choose_from(its_own, owners.num_of(turns, claimant), num_frames, victims, gone, queue)
 
-    def _choose_from(
-        self,
-        following: Callable[[int], list[int]],
-        num_pages: int,
-        num_frames: int,
-        victims: list[int],
-        gone: list[str],
-        queue: Queue,
-    ) -> None:
-        # Twice round, as the clock: the first may only take the marks away.
-        num_to_examine = 2 * num_pages
-        while num_to_examine > 0 and len(victims) < num_frames:
-            candidates = following(min(num_to_examine, num_frames - len(victims)))
-            if not candidates:
-                return
-            num_to_examine -= len(candidates)
-            self._examine(candidates, victims, gone, queue)
-
-    def _examine(self, candidates: Sequence[int], victims: list[int], gone: list[str], queue: Queue) -> None:
+    def _examine(
+        self, candidates: Sequence[int], num_frames: int, victims: list[int], gone: list[str], queue: Queue
+    ) -> list[int]:
         num_before = len(victims)
-        super()._examine(candidates, victims, gone, queue)
+        passed = super()._examine(candidates, num_frames, victims, gone, queue)
         self._owners.drop(victims[num_before:])
-        self._owners.queue(frame for frame in candidates if frame in self._queue)
-        self._owners.set_aside(frame for frame in candidates if frame in self._aside)
+        self._owners.queue(frame for frame in passed if frame in self._queue)
+        self._owners.set_aside(frame for frame in passed if frame in self._aside)
+        return passed

@@ -354,8 +354,12 @@ impl Store {
         if state.num_drains == 0 {
             state.permit = permit;
         }
+        // Twice for each prefill: the I/O thread is woken where it has something to write, and sees by itself that it may not.
+        let may_begin = permit == Permit::Open && !state.backlog.queue.is_empty();
         drop(state);
-        self.shared.wake();
+        if may_begin {
+            self.shared.wake();
+        }
     }
 
     // ---- what is kept ------------------------------------------------------------------------------------------
