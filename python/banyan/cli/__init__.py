@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -29,6 +30,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in LABORATORY:
         return _run_in_laboratory(words[0], words[1:])
+    try:
+        importlib.import_module("banyan._native")
+    except ImportError as error:
+        print(f"banyan: the native core does not load: {error}", file=sys.stderr)
+        print("banyan: install the wheel for this system, or make setup in a checkout", file=sys.stderr)
+        return 1
     words, launch = _cut_launch(words)
     args = _parser().parse_args(words)
     args.launch = launch

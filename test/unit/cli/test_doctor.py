@@ -58,15 +58,6 @@ def test_entry_point_when_sglang_would_not_load_it_then_the_way_out(monkeypatch,
     assert finding.is_ok == is_ok and "SGLANG_PLUGINS" in finding.advice
 
 
-def test_native_core_when_it_cannot_be_loaded_then_the_way_out(monkeypatch):
-    assert doctor._native_core().is_ok
-    # None makes an import fail; the package's own attribute would be taken before.
-    monkeypatch.delattr("banyan._native")
-    monkeypatch.setitem(sys.modules, "banyan._native", None)
-    finding = doctor._native_core()
-    assert not finding.is_ok and "install the wheel" in finding.advice
-
-
 def test_shared_memory_when_it_is_forbidden_then_the_way_out(monkeypatch):
     assert doctor._shared_memory().is_ok
 

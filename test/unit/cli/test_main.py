@@ -19,6 +19,13 @@ def test_laboratory_when_a_command_is_named_then_its_module_gets_the_rest(monkey
     assert asked == [["copy", "--json"]]
 
 
+def test_command_when_the_native_core_does_not_load_then_the_way_out_and_no_traceback():
+    script = "import sys\nsys.modules['banyan._native'] = None\nfrom banyan import cli\nsys.exit(cli.main(['doctor']))"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1 and "Traceback" not in ended.stderr and not ended.stdout
+    assert "install the wheel for this system" in ended.stderr
+
+
 def test_laboratory_when_it_is_installed_then_every_command_of_the_table_is_an_entry_point():
     entries = importlib.metadata.entry_points(group=cli.COMMANDS)
     assert {entry.name for entry in entries} == set(cli.LABORATORY)
