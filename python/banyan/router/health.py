@@ -4,8 +4,9 @@
 Invariants
   1. A server is up only after it was asked everything (``came_up``), and until one kind of probe has failed
      ``failures_to_down`` times in a row, or nobody listens at its address.
-  2. Silence and refusal are different. A server that refuses connections has ended, or is ending and still answers
-     what it had begun: its connections say so themselves. One that is silent leaves them hanging.
+  2. Silence, and refusal or a word that it ends, are different. A server that refuses connections, or says that it
+     ends, has ended, or still answers what it had begun: its connections say so themselves. One that is silent leaves
+     them hanging.
 
 States: *starting*, *up*, *down*, and up again.
 """
@@ -44,6 +45,7 @@ class Health:
         self._failures_to_down = failures_to_down
         self._clock = clock
         self._refused_s: float | None = None
+        self._says_it_ends = False
         self._num_failures: Counter[Probe] = Counter()
 
     def came_up(self) -> None:
@@ -51,6 +53,7 @@ class Health:
         self._num_failures.clear()
         self.last_error = ""
         self._refused_s = None
+        self._says_it_ends = False
         self.state = State.UP
 
     def passed(self, probe: Probe) -> None:
@@ -72,9 +75,19 @@ class Health:
             self._refused_s = self._clock()
         self._go_down()
 
+    def ends(self, error: str) -> None:
+        """It says that it takes nothing new: it was told to end, or has just begun."""
+        self.last_error = error
+        self._says_it_ends = True
+        self._num_failures.clear()
+        self._go_down()
+
     @property
     def is_ending(self) -> bool:
-        """Whether it has been refusing connections for a while: what is lost there now did not end it."""
+        """Whether it has said so, or has been refusing connections for a while: what is lost there now did not end
+        it."""
+        if self._says_it_ends:
+            return True
         return self._refused_s is not None and self._clock() - self._refused_s >= ENDING_S
 
     def _go_down(self) -> None:

@@ -23,8 +23,17 @@ from banyan.router.upstream import whole
 logger = logging.getLogger("banyan.router")
 
 
+PROMPT_S = 1.0
+"""SGLang says 503 at once while it ends or begins; of an engine that hangs it says so after many looks, each a second
+long."""
+
+
 class BadAnswer(Exception):
     """The server answered, and not well."""
+
+
+class Ending(Exception):
+    """The server says that it takes nothing new."""
 
 
 class WrongRole(Exception):
@@ -81,13 +90,15 @@ class Probes:
     async def _checked(self, server: Server, probe: Probe, look: Awaitable[None]) -> None:
         try:
             await look
-        except (aiohttp.ClientError, TimeoutError, BadAnswer, WrongRole, ValueError) as error:
+        except (aiohttp.ClientError, TimeoutError, BadAnswer, Ending, WrongRole, ValueError) as error:
             was = server.health.state
             said = f"{probe.value}: {type(error).__name__}: {error}"
             if isinstance(error, WrongRole) and said != server.health.last_error:
                 logger.error("%s takes no requests: %s", server.url, error)
             if nobody_listens(error):
                 server.health.refused(said)
+            elif isinstance(error, Ending):
+                server.health.ends(said)
             elif server.health.failed(probe, said):
                 self._fleet.gave_up(server, f"it does not answer ({said})")
             if was is State.UP and server.health.state is State.DOWN:
@@ -111,7 +122,13 @@ class Probes:
         self._changed()
 
     async def _look_at_engine(self, server: Server) -> None:
-        await self._get(server, "/health", self._settings.health_timeout_s)
+        asked_s = time.monotonic()
+        try:
+            await self._get(server, "/health", self._settings.health_timeout_s)
+        except aiohttp.ClientResponseError as error:
+            if error.status == 503 and time.monotonic() - asked_s < PROMPT_S:
+                raise Ending("/health says 503 at once: it ends, or begins") from error
+            raise
 
     async def _look_at_load(self, server: Server) -> None:
         asked_s = time.time()

@@ -85,7 +85,8 @@ class FakeServer(Served):
     def __init__(self, name, *, num_ranks=1, events=False, loads=False, banyan=False, mode="null"):
         self.name, self.num_ranks, self.banyan, self.mode = name, num_ranks, banyan, mode
         self.seen = []
-        self.is_dead = False
+        self.is_dead = self.is_ending = False
+        self.num_looks = 0
         self.dies = asyncio.Event()
         self.dies.set()
         self.status = 200
@@ -184,7 +185,8 @@ class FakeServer(Served):
 
     async def health(self, request):
         await self.awake.wait()
-        return Response(status_code=200)
+        self.num_looks += 1
+        return Response(status_code=503 if self.is_ending else 200)
 
     async def server_info(self, request):
         await self.awake.wait()

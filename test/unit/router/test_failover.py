@@ -283,6 +283,43 @@ def test_stream_when_its_server_falls_silent_then_it_ends_with_an_error():
     asyncio.run(scenario())
 
 
+def test_stream_when_its_server_is_told_to_end_then_it_comes_whole_and_new_requests_go_elsewhere():
+    async def scenario():
+        a, b = FakeServer("a"), FakeServer("b")
+        async with running([a, b], health_interval_s=0.02) as rig:
+            a.gate.clear()
+            (asked,) = await ask_in_turn(rig, 1, stream=True)
+            a.is_ending = True
+            await until(lambda: rig.state(0) is State.DOWN)
+            num_looks = a.num_looks
+            await until(lambda: a.num_looks > num_looks + 10)
+            assert outcomes([await rig.ask(text="hi") for _ in range(3)]) == ["b", "b", "b"]
+            a.gate.set()
+            assert is_whole((await asked)[2], a.num_tokens)
+            a.is_ending = False
+            await until(lambda: rig.state(0) is State.UP)
+
+    asyncio.run(scenario())
+
+
+def test_requests_when_a_server_that_ends_is_killed_then_none_is_to_blame():
+    async def scenario():
+        a, b = FakeServer("a"), FakeServer("b")
+        async with running([a, b], health_interval_s=0.02) as rig:
+            a.awake.clear()
+            b.awake.clear()
+            asked = await ask_in_turn(rig, 4)
+            a.is_ending = True
+            a.awake.set()
+            a.gate.clear()
+            await until(lambda: rig.state(0) is State.DOWN)
+            b.awake.set()
+            await a.kill()
+            assert set(outcomes(await asyncio.gather(*asked))) == {"b"}
+
+    asyncio.run(scenario())
+
+
 def test_request_when_nothing_comes_for_the_idle_timeout_then_it_fails_though_the_server_is_well():
     async def scenario():
         async with running([FakeServer("a")], idle_timeout_s=0.05, max_retries=0) as rig:
