@@ -69,6 +69,12 @@ def addresses(values: tuple[str, ...]) -> str | None:
     return None
 
 
+def _kept_folder(text: str) -> str:
+    """A switch that may name a folder; in a file of flags it is ``true`` or ``false``."""
+    switch = {"true": KEEP_FOLDER, "false": ""}
+    return switch[text] if text in switch else os.path.abspath(text)
+
+
 def told_share_of(value: float) -> str | None:
     """A check: what is wrong with a share of a tier for one tenant."""
     return None if 0 <= value <= MOST_TOLD_SHARE else f"a share from 0 to {MOST_TOLD_SHARE:g}"
@@ -183,7 +189,7 @@ class Config:
         f"""Keep the host arena in this folder on tmpfs (default {KEEP_FOLDER}) when the server ends; the server's next
         start on this node reuses its pages.""",
         metavar="DIR",
-        parse=os.path.abspath,
+        parse=_kept_folder,
         const=KEEP_FOLDER,
         unset="not kept",
     )

@@ -128,6 +128,21 @@ def test_servers_when_they_are_placed_then_one_on_each_node_in_no_namespace_of_t
     assert shared["emptyDir"]["medium"] == "Memory" and shared["emptyDir"]["sizeLimit"]
 
 
+def test_probes_when_sglang_is_well_then_its_answer_is_waited_for():
+    """It sleeps a second before it looks whether its engine has made a token; one second is Kubernetes' default."""
+    _, container = pod(one("StatefulSet"))
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[name]["httpGet"]["path"] == "/health" and container[name]["timeoutSeconds"] >= 3, name
+
+
+def test_pods_when_they_end_or_start_then_as_the_programs_in_them_expect():
+    router, _ = pod(one("Deployment"))
+    assert router["terminationGracePeriodSeconds"] > settings.Settings(servers=("http://a:1",)).drain_timeout_s
+    for kind in ("StatefulSet", "Deployment"):
+        spec, _ = pod(one(kind))
+        assert spec["enableServiceLinks"] is spec["automountServiceAccountToken"] is False, kind
+
+
 @pytest.mark.parametrize(("kind", "component"), [("StatefulSet", "banyan"), ("Deployment", "router")])
 def test_services_when_they_select_then_it_is_the_pods_of_their_port(kind, component):
     workload = one(kind)

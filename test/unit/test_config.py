@@ -50,6 +50,9 @@ def test_take_flags_when_a_value_is_out_of_range_then_the_flag_is_named():
         ([], ""),
         (["--banyan-keep-host-arena"], config.KEEP_FOLDER),
         (["--banyan-keep-host-arena", "/mnt/kv/"], "/mnt/kv"),
+        # As SGLang reads them from a file of flags.
+        (["--banyan-keep-host-arena", "true"], config.KEEP_FOLDER),
+        (["--banyan-keep-host-arena", "false"], ""),
     ],
 )
 def test_take_flags_when_the_arena_is_to_be_kept_then_the_folder_is_absolute(flags, folder):

@@ -116,6 +116,9 @@ class Metrics:
         """All of them, in Prometheus' text format."""
         self._waiting.set(num_waiting)
         for server in servers:
+            for outcome in Outcome:
+                # A series that begins with its first count never rises.
+                self.attempts.labels(server.url, outcome.value)
             self._up.labels(server.url).set(server.takes_requests)
             self._in_flight.labels(server.url).set(len(server.in_flight))
             self._holes.labels(server.url).set(sum(feed.num_holes for feed in server.feeds))

@@ -4,7 +4,6 @@
 import errno
 import importlib.metadata
 import importlib.util
-import sys
 from types import SimpleNamespace
 
 import pytest

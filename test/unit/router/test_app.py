@@ -259,6 +259,17 @@ def test_models_when_listed_then_those_of_all_servers_once():
     asyncio.run(scenario())
 
 
+def test_metrics_when_nothing_was_lost_yet_then_the_counts_of_losses_are_there_to_rise():
+    async def scenario():
+        async with running([FakeServer("a")]) as rig:
+            _, body = await rig.get("/metrics")
+            for outcome in ("lost", "broken"):
+                said = f'banyan_router_attempts_total{{outcome="{outcome}",server="{rig.servers[0].url}"}} 0.0'
+                assert said in body.decode()
+
+    asyncio.run(scenario())
+
+
 def test_metrics_when_read_then_attempts_and_tokens_are_counted():
     async def scenario():
         async with running([FakeServer("a")]) as rig:
