@@ -31,6 +31,7 @@ from typing import Generic
 from banyan import faults
 from banyan.arena.prefetch import joined
 from banyan.core import Fetch, Offer, Outcome, Refusal, Run, SourceKind
+from banyan.latest import Latest
 from banyan.layout import MemberSlots
 from banyan.ports import Copy, Elsewhere, FetchPlanner, Frames, Lease, Match, OwnFrameTable, Request
 from banyan.restorable import KindPages, WindowPages
@@ -158,7 +159,7 @@ class PrefixCache(Generic[Request]):
         self._agreed = agreed
         self._counters = counters
         self._elsewhere: Elsewhere = NobodyElse()
-        self._seen: dict[str, _Seen] = {}
+        self._seen: Latest[str, _Seen] = Latest(MAX_REMEMBERED)
         self._queued: dict[str, _Queued] = {}
         self._moving: dict[int, _Batch] = {}
         self._ending: list[_Batch] = []
@@ -189,7 +190,7 @@ class PrefixCache(Generic[Request]):
             arriving = self._start_reads(request, keys[match.num_pages :], keys[: match.num_pages])
             offer = self._restorable(self._offer(match, arriving), keys)
             seen = _Seen(version, keys[-1], len(keys), match, offer)
-            self._remember(request.id, seen)
+            self._seen.put(request.id, seen)
             self._counters.lookups += 1
             self._counters.lookup_hits += seen.offer.num_pages > 0
         return seen.offer
@@ -239,12 +240,6 @@ class PrefixCache(Generic[Request]):
     def _runs(self, found: Match | Lease | None, arriving: Sequence[Run]) -> tuple[Run, ...]:
         leased = [] if found is None else [Run(self._member_slots.kind_of(slot), length) for slot, length in found.runs]
         return (*leased, *arriving)
-
-    def _remember(self, request: str, seen: _Seen) -> None:
-        self._seen.pop(request, None)
-        if len(self._seen) >= MAX_REMEMBERED:
-            self._seen.pop(next(iter(self._seen)), None)
-        self._seen[request] = seen
 
     def forget(self, request: str) -> None:
         """It has ended: nothing that was looked up for it is used again."""

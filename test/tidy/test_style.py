@@ -2,6 +2,7 @@
 """The style rules as tests. Each failure prints what the tool said."""
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -64,6 +65,19 @@ def test_classes_when_named_then_without_empty_words():
         if isinstance(node, ast.ClassDef) and any(word in node.name for word in BANNED_WORDS)
     ]
     assert not bad, "\n".join(bad)
+
+
+def test_dicts_when_their_oldest_entry_goes_then_the_rest_is_not_searched_for_it():
+    """`banyan.latest` says why."""
+    taking = re.compile(r"(del [\w.]+\[|\.pop\()next\(iter\(")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for folder in ("python", "lab")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if taking.search(line)
+    ]
+    assert not found, "a plain dict: take Latest, or an OrderedDict\n" + "\n".join(found)
 
 
 def test_environment_when_read_then_only_by_config():

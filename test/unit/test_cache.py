@@ -305,8 +305,8 @@ def test_prepare_when_the_holder_was_reset_then_nobody_has_it(node):
     assert node.reader.prepare(request("r"), keys(1)).num_pages == 0
 
 
-def test_remember_when_many_requests_are_aborted_then_old_lookups_are_forgotten(node, monkeypatch):
-    monkeypatch.setattr("banyan.cache.MAX_REMEMBERED", 4)
+def test_remember_when_many_requests_are_aborted_then_old_lookups_are_forgotten(node):
+    node.reader._seen.most = 4
     for number in range(20):
         node.reader.prepare(request(f"r{number}"), keys(1))
     assert len(node.reader._seen) == 4

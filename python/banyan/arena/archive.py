@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from array import array
+from collections import deque
 from collections.abc import Sequence
 
 from banyan.arena.lineage import ROOT, Lineage
@@ -59,7 +60,8 @@ class Archive:
         self._block_bytes = block_bytes
         self._counters = counters
         self._clock = clock
-        self._writing: dict[str, int] = {}
+        self._writing: dict[str, deque[int]] = {}
+        """Frames, by key: each write of a page has its own end, in their order."""
 
     def note_access(self, keys: Sequence[str], num_stored: int) -> Sequence[str]:
         """A chain of pages has come up or has been asked for, and the store has the first ``num_stored``: write those
@@ -101,7 +103,7 @@ class Archive:
         is_orphan = answers[0] == ORPHAN
         for key, frame, answer in zip(keys, frames, answers, strict=True):
             if answer == QUEUED:
-                self._writing[key] = frame
+                self._writing.setdefault(key, deque()).append(frame)
                 self._residency.hold([frame])
             elif answer not in PRESENT:
                 self._admission.give_back(PageKey(key), self._block_bytes)
@@ -111,12 +113,19 @@ class Archive:
     def poll(self) -> None:
         """Let go of what has been written since the last call. Never blocks."""
         for key, outcome in self._store.completed():
-            frame = self._writing.pop(key, None)
-            if frame is None:
+            frames = self._writing.get(key)
+            if frames is None:
                 continue
-            self._residency.unhold([frame])
+            self._residency.unhold([frames.popleft()])
+            if not frames:
+                del self._writing[key]
             self._counters.archived_pages += outcome == "stored"
             self._counters.archive_failed_pages += outcome == "failed"
+
+    @property
+    def num_left_behind(self) -> int:
+        """Pages whose frames the store may still read."""
+        return len(self._writing)
 
     def quiesce(self) -> None:
         """Wait until the store has written what was queued, and let every frame go that it is done with."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from banyan.latest import Latest
+
 MAX_REMEMBERED_KEYS = 1 << 17
 """Some 30 MB; at 16 tokens a page two million tokens of prompts."""
 
@@ -20,18 +22,13 @@ class Lineage:
     """Parents of pages. One thread."""
 
     def __init__(self, max_remembered: int = MAX_REMEMBERED_KEYS) -> None:
-        self._max_remembered = max_remembered
-        self._parent_of: dict[str, str] = {}
+        self._parent_of: Latest[str, str] = Latest(max_remembered)
 
     def learn(self, keys: Sequence[str], parent: str = ROOT) -> None:
         """``keys`` follow each other, the first one follows ``parent``."""
-        parents = self._parent_of
         for key in keys:
-            parents.pop(key, None)
-            parents[key] = parent
+            self._parent_of.put(key, parent)
             parent = key
-        while len(parents) > self._max_remembered:
-            del parents[next(iter(parents))]
 
     def parent(self, key: str) -> str | None:
         """The page before, ``ROOT``, or None when it is not known."""

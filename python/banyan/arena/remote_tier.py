@@ -11,6 +11,7 @@ A question: asked -> answered -> pulled as far as that is worth it, or dropped. 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
@@ -44,6 +45,7 @@ class RemoteTier(Source, Generic[Found]):
         self._counters = counters
         self._clock = clock
         self._questions: dict[int, Wanted] = {}
+        self._answers: deque[tuple[int, Found | None]] = deque()
         self._awaited: dict[str, float] = {}  # until when
 
     def ask(self, wanted: Wanted) -> int:
@@ -78,7 +80,10 @@ class RemoteTier(Source, Generic[Found]):
 
     def poll(self) -> None:
         """Bring what was answered to be there. Never blocks."""
-        for number, found in self._asked.answers():
+        self._answers.extend(self._asked.answers())
+        # What fails for one leaves the others for the next time.
+        while self._answers:
+            number, found = self._answers.popleft()
             wanted = self._questions.pop(number, None)
             if wanted is not None:
                 self._await_no_longer(wanted.request)

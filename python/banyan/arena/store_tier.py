@@ -113,6 +113,11 @@ class StoreTier(Source):
         """Collect what the store has written. Never blocks."""
         self._archive.poll()
 
+    @property
+    def num_left_behind(self) -> int:
+        """Pages that the store may still read from the arena, though they were waited for."""
+        return self._archive.num_left_behind
+
     def quiesce(self) -> None:
         """Wait for the writes under way."""
         self._archive.quiesce()

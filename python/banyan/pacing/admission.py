@@ -11,6 +11,7 @@ from __future__ import annotations
 from enum import Enum
 
 from banyan.core import PageKey
+from banyan.latest import Latest
 from banyan.pacing.budget import WriteBudget
 
 MAX_REMEMBERED_KEYS = 1 << 18
@@ -43,8 +44,7 @@ class WriteAdmission:
             raise ValueError(f"max_remembered {max_remembered}: at least 1")
         self._admission = admission
         self._budget = budget
-        self._max_remembered = max_remembered
-        self._seen_once: dict[PageKey, None] = {}
+        self._seen_once: Latest[PageKey, None] = Latest(max_remembered)
 
     def judge(self, key: PageKey, num_bytes: int, now_ns: int) -> WriteVerdict:
         """``QUEUED``: write it, its bytes are taken from the budget. A page refused for its budget keeps its access."""
@@ -64,9 +64,5 @@ class WriteAdmission:
         self._remember(key)
 
     def _remember(self, key: PageKey) -> None:
-        if self._admission is Admission.FIRST_ACCESS:
-            return
-        self._seen_once.pop(key, None)
-        if len(self._seen_once) >= self._max_remembered:
-            del self._seen_once[next(iter(self._seen_once))]
-        self._seen_once[key] = None
+        if self._admission is not Admission.FIRST_ACCESS:
+            self._seen_once.put(key, None)

@@ -25,6 +25,7 @@ from enum import Enum
 from typing import Any
 
 from banyan.core import Outcome, Refusal, SourceKind, rid_of
+from banyan.latest import Latest
 from banyan.pacing import length_class
 from banyan.planner.move_rates import MoveRates
 from banyan.planner.plan import Estimated, Plan, PlanReason, Pricing, Tail
@@ -83,8 +84,8 @@ class Planner:
         )
         self._min_pages = max(1, min_pages)
         self._habits: dict[tuple[tuple[SourceKind, ...], int], _Habit] = {}
-        self._decisions: dict[str, _Decision] = {}
-        self._reads: dict[str, _Decision] = {}
+        self._decisions: Latest[str, _Decision] = Latest(MAX_DECISIONS)
+        self._reads: Latest[str, _Decision] = Latest(MAX_DECISIONS)
         self.num_moved = 0
         self.num_computed = 0
 
@@ -100,7 +101,7 @@ class Planner:
         if read is not None and read.plan.reason is PlanReason.TRIAL:
             asked = Action.MOVE
         plan = self._plan(tail, asked, uncut=(SourceKind.STORE, SourceKind.REMOTE))
-        _put(self._decisions, request, _Decision(tail, plan, self._clock()))
+        self._decisions.put(request, _Decision(tail, plan, self._clock()))
         self.num_moved += plan.num_pages > 0
         self.num_computed += plan.num_pages == 0 and tail.num_found > 0
         return plan
@@ -111,9 +112,9 @@ class Planner:
         if known is not None and known.tail == tail:
             return known.plan
         decision = _Decision(tail, self._plan(tail, asked, uncut=()), self._clock())
-        _put(self._reads, request, decision)
+        self._reads.put(request, decision)
         if decision.plan.num_pages == 0:
-            _put(self._decisions, request, decision)
+            self._decisions.put(request, decision)
             self.num_computed += 1
         return decision.plan
 
@@ -195,13 +196,6 @@ class Planner:
     def explain(self) -> list[dict[str, Any]]:
         """The remembered decisions, oldest first, as plain values."""
         return [_explanation(request, decision) for request, decision in self._decisions.items()]
-
-
-def _put(decisions: dict[str, _Decision], request: str, decision: _Decision) -> None:
-    decisions.pop(request, None)
-    if len(decisions) >= MAX_DECISIONS:
-        del decisions[next(iter(decisions))]
-    decisions[request] = decision
 
 
 def _explanation(request: str, decision: _Decision) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import hashlib
 import re
 
+from banyan.latest import Latest
+
 MAX_HELD = 1 << 17
 START_BYTES = 64 << 10
 """Of an answer, within which its id stands."""
@@ -23,8 +25,7 @@ class HeldResponses:
     """Those that went through one router."""
 
     def __init__(self, max_held: int = MAX_HELD) -> None:
-        self._max_held = max_held
-        self._holders: dict[bytes, str] = {}
+        self._holders: Latest[bytes, str] = Latest(max_held)
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -33,21 +34,15 @@ class HeldResponses:
         """A server has begun to answer with these bytes."""
         found = _ID.search(answer[:START_BYTES])
         if found is not None:
-            self._keep(_digest(found[1], owner), server)
+            self._holders.put(_digest(found[1], owner), server)
 
     def holder(self, response: str, owner: str = "") -> str | None:
         """The server that has it; None where that is not known."""
         digest = _digest(response.encode(errors="surrogatepass"), owner)
         server = self._holders.get(digest)
         if server is not None:
-            self._keep(digest, server)
+            self._holders.put(digest, server)
         return server
-
-    def _keep(self, digest: bytes, server: str) -> None:
-        self._holders.pop(digest, None)
-        if len(self._holders) >= self._max_held:
-            del self._holders[next(iter(self._holders))]
-        self._holders[digest] = server
 
 
 def _digest(response: bytes, owner: str) -> bytes:

@@ -27,6 +27,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, TypeVar
 
+from banyan.latest import Latest
+
 ServerT = TypeVar("ServerT")
 
 TOGETHER_S = 0.1
@@ -132,7 +134,7 @@ class Suspects(Generic[ServerT]):
         self._is_none_to_blame = is_none_to_blame
         self._clock = clock
         self._groups: dict[ServerT, _Group] = {}
-        self._remembered: dict[bytes, tuple[int, float]] = {}
+        self._remembered: Latest[bytes, tuple[int, float]] = Latest(MAX_REMEMBERED)
 
     # ---- on its way --------------------------------------------------------------------------------------------
 
@@ -224,10 +226,7 @@ class Suspects(Generic[ServerT]):
         return False
 
     def _remember(self, suspect: Suspect) -> None:
-        self._remembered.pop(suspect.digest, None)
-        self._remembered[suspect.digest] = (suspect.num_lost, self._clock() + REMEMBERED_S)
-        while len(self._remembered) > MAX_REMEMBERED:
-            del self._remembered[next(iter(self._remembered))]
+        self._remembered.put(suspect.digest, (suspect.num_lost, self._clock() + REMEMBERED_S))
 
     def _forget_old(self) -> None:
         now_s = self._clock()

@@ -16,6 +16,7 @@ import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from banyan.latest import Latest
 from banyan.routing.guard import HotRankGuard
 from banyan.routing.load import LoadReport, RankLoad
 from banyan.routing.pending_prefixes import PrefixFingerprint, PromptTokens
@@ -67,7 +68,7 @@ class Dispatcher:
         self._out_of_reach = frozenset(out_of_reach)
         self._tie_breaks = tie_breaks
         self._loads = [RankLoad() for _ in range(num_ranks)]
-        self._sessions: dict[bytes, int] = {}
+        self._sessions: Latest[bytes, int] = Latest(MAX_SESSIONS)
         self._turn = 0
 
     def reported(self, rank: int, report: LoadReport) -> None:
@@ -158,7 +159,7 @@ class Dispatcher:
         )
         self._turn += 1
         if prompt.session is not None:
-            self._remember(prompt.session, rank)
+            self._sessions.put(_digest(prompt.session), rank)
 
     def states(self, active: Collection[int]) -> list[RankState]:
         """Every rank as it is believed to be now."""
@@ -183,13 +184,6 @@ class Dispatcher:
             if prefix_fingerprint is None
             else max(held, self._loads[rank].pending.leading_tokens(prefix_fingerprint))
         )
-
-    def _remember(self, session: str, rank: int) -> None:
-        digest = _digest(session)
-        self._sessions.pop(digest, None)
-        if len(self._sessions) >= MAX_SESSIONS:
-            del self._sessions[next(iter(self._sessions))]
-        self._sessions[digest] = rank
 
 
 def _digest(session: str) -> bytes:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
+from banyan.latest import Latest
+
 PIECE_BYTES = 256
 BYTES_PER_TOKEN = 4
 """Exact for packed token ids; for text the usual rule of thumb."""
@@ -32,12 +34,11 @@ class SentPieces:
     """The pieces that went to one target, the latest last."""
 
     def __init__(self, capacity_tokens: int = DEFAULT_CAPACITY_TOKENS) -> None:
-        self._capacity = max(1, capacity_tokens // PIECE_TOKENS)
-        self._pieces: dict[bytes, None] = {}
+        self._pieces: Latest[bytes, None] = Latest(max(1, capacity_tokens // PIECE_TOKENS))
 
     def has_room_for(self, capacity_tokens: int) -> None:
         """So much is what the target holds."""
-        self._capacity = max(1, capacity_tokens // PIECE_TOKENS)
+        self._pieces.most = max(1, capacity_tokens // PIECE_TOKENS)
 
     def __len__(self) -> int:
         return len(self._pieces)
@@ -54,10 +55,7 @@ class SentPieces:
     def sent(self, ids: list[bytes]) -> None:
         """Take note. The front of a prompt is forgotten last: without it the rest is of no use."""
         for piece in reversed(ids):
-            self._pieces.pop(piece, None)
-            self._pieces[piece] = None
-        while len(self._pieces) > self._capacity:
-            del self._pieces[next(iter(self._pieces))]
+            self._pieces.put(piece, None)
 
     def forget(self) -> None:
         self._pieces.clear()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections import OrderedDict
 from dataclasses import dataclass
 
 MOST_SESSIONS = 1024
@@ -65,7 +66,7 @@ class ChangingLines:
     """Of the prompts that come to one rank."""
 
     def __init__(self) -> None:
-        self._sessions: dict[bytes, list[_Thread]] = {}
+        self._sessions: OrderedDict[bytes, list[_Thread]] = OrderedDict()
         self._num_tokens = 0
 
     def asked(self, session: str, tokens: array[int]) -> Parting | None:
@@ -76,7 +77,8 @@ class ChangingLines:
         parting = self._place(threads, tokens.tobytes())
         self._sessions[name] = threads
         while self._num_tokens > MOST_TOKENS or len(self._sessions) > MOST_SESSIONS:
-            for thread in self._sessions.pop(next(iter(self._sessions))):
+            _, forgotten = self._sessions.popitem(last=False)
+            for thread in forgotten:
                 self._num_tokens -= len(thread.row) // _TOKEN_BYTES
         return parting
 

@@ -365,6 +365,21 @@ def test_eviction_when_a_reader_has_held_a_page_for_long_then_others_go_in_its_p
     lease.release()
 
 
+def test_eviction_when_a_page_is_missing_then_as_many_go_as_are_to_go_at_once(node):
+    pages, *_ = node
+    pages.least_evicted_tokens = 3 * PAGE_TOKENS
+    asked = []
+    tree = SimpleNamespace(
+        supports_prefix_sharing=lambda: True, evict_for_alloc=lambda params: asked.append(params.num_tokens)
+    )
+    pages.evict_to_free_tokens(tree, pages.available_size())
+    assert asked == []
+    pages.evict_to_free_tokens(tree, pages.available_size() + PAGE_TOKENS)
+    assert asked[0] == 3 * PAGE_TOKENS
+    pages.evict_to_free_tokens(tree, pages.available_size() + 5 * PAGE_TOKENS)
+    assert asked[-1] == 5 * PAGE_TOKENS
+
+
 class Evicting:
     """SGLang's tree, with one page that nobody uses."""
 

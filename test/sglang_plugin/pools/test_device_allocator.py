@@ -10,7 +10,7 @@ from test.unit.directory.rig import NUM_FRAMES, Rank, frames, keys
 from test.unit.transport.fake_gpu import FakeDriver, FakeGpu
 
 from banyan._native import RankTable
-from banyan.sglang_plugin.pools import allocator
+from banyan.sglang_plugin.pools import allocator, quarantine
 from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
 from banyan.sglang_plugin.pools.readback_order import ReadbackOrder
 from banyan.sglang_plugin.pools.reserve import Reserve
@@ -115,6 +115,30 @@ def test_free_when_no_cache_is_attached_then_as_upstream(node):
     )
     plain.free(plain.alloc(PAGE_TOKENS))
     assert plain.available_size() == ALL_SLOTS
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_alloc_when_numbers_come_late_then_others_are_evicted_for_what_readers_hold_and_for_nothing_else(
+    node, monkeypatch, is_read
+):
+    """What is on its way comes behind this rank's own forward: no reader has it, and what else goes comes there too."""
+    monkeypatch.setattr(quarantine, "OLD_S", 0.01)
+    monkeypatch.setattr(quarantine, "CIRCLE_S", 0.02)
+    done = []
+    node.pages._evict_for_held = lambda: done.append("evicted")
+    node.pages.let_peers_go = lambda: done.append("given up") or 0
+    slots = node.pages.alloc(ALL_SLOTS)
+    if is_read:
+        held = slots[:PAGE_TOKENS]
+        node.cache.publish(frames(*page_ids(held)), keys(1))
+        lease = node.ranks[1].peers.lease(node.ranks[1].peers.lookup(keys(1)), keys(1))
+        node.pages.free(held)
+        node.come()
+    node.pages.free(slots[PAGE_TOKENS : 2 * PAGE_TOKENS])
+    assert node.pages._when_readers_let_go(lambda: None, 0.05) is None
+    assert done == (["evicted", "given up"] if is_read else [])
+    if is_read:
+        lease.release()
 
 
 class Tree:

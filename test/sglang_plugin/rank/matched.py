@@ -12,3 +12,6 @@ class Matched:
 
     def is_dllm(self):
         return False
+
+    def finished(self):
+        return False

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages of LoRA adapters and what outlives a server: they are kept where their keys name the adapter's content."""
 
+import gc
 import tempfile
 import time
 from types import SimpleNamespace
@@ -46,6 +47,17 @@ def keep(rank, req):
     keys = requests.prompt_keys(requests.id_of(req), PAGE)
     linker.offload(transfer(keys, pages.alloc(2 * PAGE)))
     return keys
+
+
+def test_request_when_the_collector_takes_it_then_it_is_forgotten_in_the_next_step_and_not_in_the_middle_of_one(rank):
+    linker, _ = rank
+    forgotten = []
+    linker.cache.forget = forgotten.append
+    keep(rank, Req("gone", None))
+    gc.collect()
+    assert not forgotten
+    linker.num_completed_offloads()
+    assert len(forgotten) == 1
 
 
 @pytest.mark.parametrize(

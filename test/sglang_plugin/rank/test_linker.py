@@ -380,6 +380,7 @@ def test_arrive_when_a_request_waits_then_its_pages_are_wanted_until_it_is_serve
     waiting.clear()
     del request
     gc.collect()
+    rank.num_completed_offloads()
     assert chance(rank, keys(4)[0]) < math.inf
     assert rank.state()["age_power"] == -1.0
 
@@ -455,6 +456,36 @@ def polled_until(linker, condition):
         assert time.monotonic() < deadline_s
         linker.num_completed_offloads()
         time.sleep(0.001)
+
+
+def test_weights_when_the_store_has_not_taken_old_pages_then_their_frames_are_not_given_to_new_ones(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
+    config = Config(min_fetch_tokens=PAGE, host_gb=0.001, store=(str(tmp_path),), store_gb=0.01, store_admit="first")
+    rank, _, pages = make_rank(monkeypatch, _native.RankTable.create(4), 0, config)
+    archive = rank.kinds.full.tier.store._archive
+    store = archive._store
+
+    class Hanging:
+        def __getattr__(self, name):
+            return getattr(store, name)
+
+        def sync(self, within_s=None):
+            raise TimeoutError("it does not answer")
+
+        def completed(self):
+            return []
+
+    archive._store = Hanging()
+    names = keys(1, 2)
+    rank.kinds.full.tier.store.learn([names])
+    rank.offload(transfer(names, pages.alloc(2 * PAGE)))
+    polled_until(rank, lambda: archive.num_left_behind == 2)
+    with pytest.raises(RuntimeError, match="2 pages for it, have had no answer"):
+        rank.weights_changed()
+    archive._store = store
+    rank.close()
 
 
 def test_rank_when_it_reads_from_the_store_then_the_rank_table_says_how_many_pages_it_waits_for(monkeypatch, tmp_path):

@@ -36,6 +36,22 @@ def publication(tier, monkeypatch):
     return Publication(SimpleNamespace(publish=lambda frames, keys: None), kinds, 16)
 
 
+def test_answer_when_its_page_is_found_in_a_chain_then_no_other_request_is_hashed(publication, tier, monkeypatch):
+    learnt, num_hashed = [], 0
+
+    def grown(page_tokens):
+        nonlocal num_hashed
+        for number in range(50):
+            num_hashed += 1
+            yield ["root", f"end {number}"]
+
+    monkeypatch.setattr(module.requests, "grown_chains", grown)
+    tier.store = SimpleNamespace(is_rootless=lambda key: True, learn=learnt.extend)
+    publication.announce(["end 2"])
+    publication.publish([0], ["end 2"])
+    assert num_hashed == 3 and learnt[-1] == ["root", "end 2"]
+
+
 def test_chains_when_their_offloads_never_complete_then_only_so_many_are_remembered(publication, tier):
     for number in range(MAX_ANNOUNCED + 1000):
         publication.announce([f"{number}", "more"])

@@ -40,6 +40,14 @@ def test_gone_when_the_first_of_two_is_forgotten_then_its_own_id_is_told_and_the
     assert requests.find(requests.id_of_rid("W")) is second
 
 
+def test_chains_when_answers_have_grown_then_those_of_requests_that_have_ended_come_first():
+    running = Req("running", output_ids=[7] * PAGE, finished=lambda: False)
+    ended = Req("ended", output_ids=[8] * PAGE, finished=lambda: True)
+    nothing = Req("nothing", output_ids=[])
+    chains = list(requests.grown_chains(PAGE))
+    assert chains == [requests._grown_keys(req, PAGE) for req in (ended, running)] and nothing not in chains
+
+
 def test_plan_when_the_first_of_two_asked_for_something_then_the_second_has_not(monkeypatch):
     rank = Rank(monkeypatch, cost=COST)
     rank.arrive("W", 330, Action.COMPUTE)

@@ -377,6 +377,37 @@ class SilentStore:
         return []
 
 
+class QueueingStore:
+    """Takes every page, and tells when it is let."""
+
+    def __init__(self) -> None:
+        self.over: list[tuple[str, str]] = []
+
+    def put(self, keys: list[str], parent: str | None, memory: object, offsets: object) -> list[str]:
+        return ["queued"] * len(keys)
+
+    def completed(self) -> list[tuple[str, str]]:
+        over, self.over = self.over, []
+        return over
+
+
+def test_write_when_the_same_page_is_queued_twice_then_each_end_lets_one_frame_go(host: StoreHost) -> None:
+    archive = host.tier._archive
+    archive._store = store = QueueingStore()  # type: ignore[assignment]
+    (frame,) = host.residency.claim(1)
+    host.residency.publish([frame], keys(1))
+    host.tier.learn([keys(1)])
+    archive._put(keys(1), None)
+    archive._put(keys(1), None)
+    (name,) = keys(1)
+    store.over = [(name, "failed")]
+    archive.poll()
+    assert archive.num_left_behind == 1 and host.residency._holds[frame] == 1
+    store.over = [(name, "stored")]
+    archive.poll()
+    assert archive.num_left_behind == 0 and not host.residency._holds
+
+
 def test_quiesce_when_the_store_does_not_take_what_it_has_then_its_frames_stay_lent_through_a_reset(
     host: StoreHost, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -49,6 +49,22 @@ def rank():
     return made
 
 
+def test_answers_when_what_one_found_cannot_be_brought_then_the_others_are_all_the_same(rank):
+    found = SimpleNamespace(num_pages=1)
+    for request, key in (("r", "a"), ("s", "b")):
+        rank.tier.ask(Wanted(request, [key], 0, None))
+
+    def fails(*args):
+        rank.tier._bring = rank.prefetch.bring
+        raise OSError("no descriptor is left")
+
+    rank.nodes.over, rank.tier._bring = [(1, found), (2, found)], fails
+    with pytest.raises(OSError, match="descriptor"):
+        rank.tier.poll()
+    rank.tier.poll()
+    assert rank.prefetch.pulls == [(["b"], found)] and not rank.tier._questions
+
+
 def test_request_when_a_node_has_pages_then_they_are_pulled_and_it_is_awaited_till_then(rank):
     found = SimpleNamespace(num_pages=1)
     rank.tier.ask(Wanted("r", ["a", "b"], 0, None))

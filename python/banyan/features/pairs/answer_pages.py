@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import dropwhile
 
+from banyan.latest import Latest
+
 MAX_REMEMBERED_KEYS = 1 << 17
 """Some 20 MB; at 16 tokens a page two million tokens of prompts."""
 
@@ -17,13 +19,13 @@ class Answers:
     """
 
     def __init__(self, max_remembered: int = MAX_REMEMBERED_KEYS) -> None:
-        self._max_remembered = max_remembered
-        self._handed: dict[str, None] = {}
-        self._generated: dict[str, None] = {}
+        self._handed: Latest[str, None] = Latest(max_remembered)
+        self._generated: Latest[str, None] = Latest(max_remembered)
 
     def handed(self, keys: Sequence[str]) -> None:
         """A request for the prompt of ``keys`` has come; another server has its pages."""
-        self._remember(self._handed, keys)
+        for key in keys:
+            self._handed.put(key, None)
 
     def behind(self, keys: Sequence[str]) -> list[str]:
         """``keys``, a chain of pages, from the first on that was not handed over."""
@@ -31,7 +33,8 @@ class Answers:
 
     def generated(self, keys: Sequence[str]) -> None:
         """These pages are on their way to the arena, and to be written once they are there."""
-        self._remember(self._generated, keys)
+        for key in keys:
+            self._generated.put(key, None)
 
     def take_generated(self, keys: Sequence[str]) -> list[str]:
         """A chain of pages that has come to the arena, from the first on that was generated here; asked once."""
@@ -39,10 +42,3 @@ class Answers:
         for key in taken:
             self._generated.pop(key, None)
         return taken
-
-    def _remember(self, known: dict[str, None], keys: Sequence[str]) -> None:
-        for key in keys:
-            known.pop(key, None)
-            known[key] = None
-        while len(known) > self._max_remembered:
-            del known[next(iter(known))]

@@ -19,6 +19,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from banyan.features.pairs.roles import Role
+from banyan.latest import Latest
 from banyan.layout import Layout
 from banyan.ports import Copy, Frames, Lease, Match
 from banyan.telemetry import Counters
@@ -120,7 +121,7 @@ class TakeBacks:
         self._arena = arena
         self._counters = counters
         self._open: list[TakeBack] = []
-        self._doubted: dict[str, None] = {}
+        self._doubted: Latest[str, None] = Latest(MAX_DOUBTED)
         self._is_stopped = False
 
     @property
@@ -171,10 +172,5 @@ class TakeBacks:
                 self._counters.taken_back_pages += each.num_pages
             elif each.state is State.FAILED:
                 self._counters.take_backs_failed += 1
-                self._doubt(each.prompt)
+                self._doubted.put(each.prompt, None)
         self._open = [each for each in self._open if each.is_open]
-
-    def _doubt(self, prompt: str) -> None:
-        self._doubted[prompt] = None
-        while len(self._doubted) > MAX_DOUBTED:
-            del self._doubted[next(iter(self._doubted))]

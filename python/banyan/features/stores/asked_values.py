@@ -73,8 +73,14 @@ class AskedValues:
         if len(self._under_way) >= MAX_QUESTIONS or now_s - oldest_s > SLOW_S or now_s < self._silent_until_s:
             return None
         number = next(self._numbers)
+        try:
+            asking = self._executor.submit(self._ask, number, list(keys), namespace)
+        except RuntimeError as error:
+            # There is no thread to be had.
+            self._silent_until_s = now_s + SILENCE_S
+            self._failed(error)
+            return None
         self._under_way[number] = now_s
-        asking = self._executor.submit(self._ask, number, list(keys), namespace)
         noticed(asking, name="banyan-store-ask", feature="a question to the store")
         return number
 

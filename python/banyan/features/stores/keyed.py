@@ -31,6 +31,7 @@ from banyan.features.stores.value_reads import PageRead, PageReader, ReadPace
 from banyan.features.stores.values import Iovec, Values
 from banyan.features.stores.watch import Watch
 from banyan.features.stores.writes import BATCH, FAILED, PRESENT, STORED, Waiting, Writes
+from banyan.latest import Latest
 from banyan.ports import Frames
 from banyan.telemetry import noticed
 
@@ -67,7 +68,7 @@ class KeyedStore:
         self._value_format = ValueFormat(tuple(layer_bytes))
         self._lock = threading.Lock()
         self._presence = PresenceCache(namespace, monotonic)
-        self._own: dict[str, None] = {}
+        self._own: Latest[str, None] = Latest(MAX_PRESENT)
         self._bases: dict[int, tuple[SharedBytes, int]] = {}
         self._num_reading = 0
         self._completed: deque[tuple[str, str]] = deque()
@@ -153,9 +154,21 @@ class KeyedStore:
             namespace, keys, memory, base, places, layers_per_step, feed, lambda: namespace == presence.namespace
         )
         self._watch.asked(feed)
-        carrying = self._executor.submit(self._carry, wanted)
+        try:
+            carrying = self._executor.submit(self._carry, wanted)
+        except RuntimeError as error:
+            # There is no thread to be had: nobody else would end it.
+            feed.end()
+            self._over(feed)
+            self._failed("read_errors", error)
+            return read
         noticed(carrying, name="banyan-store-read", feature="a read from the store")
         return read
+
+    def _over(self, feed: Feed) -> None:
+        self._watch.ended(feed)
+        with self._lock:
+            self._num_reading -= 1
 
     def _carry(self, read: PageRead) -> None:
         reader = self._readers.get()
@@ -172,10 +185,8 @@ class KeyedStore:
                     self._doubt(read)
             finally:
                 read.feed.end()
-            self._watch.ended(read.feed)
             self._readers.put(reader)
-            with self._lock:
-                self._num_reading -= 1
+            self._over(read.feed)
 
     def _doubt(self, read: PageRead) -> None:
         self._presence.doubt([read.keys[page] for page in read.failed], read.namespace)
@@ -218,9 +229,9 @@ class KeyedStore:
             # Keys name pages of the present weights: a late one of others would end a page that is still waited for.
             present = [(page.key, outcome) for page, outcome in pages if page.namespace == self._presence.namespace]
             self._completed.extend(present)
-            self._own.update(dict.fromkeys(key for key, outcome in present if outcome == STORED))
-            while len(self._own) > MAX_PRESENT:
-                del self._own[next(iter(self._own))]
+            for key, outcome in present:
+                if outcome == STORED:
+                    self._own.put(key, None)
 
     def completed(self) -> list[tuple[str, str]]:
         """As ``ports.PageStore`` says. Stored: others find it. It is not synced to a drive."""

@@ -7,8 +7,9 @@ A hint, and bounded: the store may evict at any time, and a page that is not rem
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
+
+from banyan.latest import Latest
 
 MAX_PRESENT = 1 << 17
 """Some 20 MB."""
@@ -22,11 +23,10 @@ class PresenceCache:
 
     def __init__(self, namespace: bytes, clock: Callable[[], float], max_pages: int = MAX_PRESENT) -> None:
         self._clock = clock
-        self._max_pages = max_pages
         self._lock = threading.Lock()
         self.namespace = namespace
-        self._keys: OrderedDict[str, None] = OrderedDict()
-        self._doubted_until: OrderedDict[str, float] = OrderedDict()
+        self._keys: Latest[str, None] = Latest(max_pages)
+        self._doubted_until: Latest[str, float] = Latest(max_pages)
         self.version = 0
         """Differs when an answer may."""
 
@@ -52,10 +52,7 @@ class PresenceCache:
                 return
             for key in keys:
                 self._keys.pop(key, None)
-                self._doubted_until[key] = self._clock() + DOUBT_S
-                self._doubted_until.move_to_end(key)
-            while len(self._doubted_until) > self._max_pages:
-                self._doubted_until.popitem(last=False)
+                self._doubted_until.put(key, self._clock() + DOUBT_S)
             self.version += 1
 
     def forget(self, keys: Sequence[str]) -> None:
@@ -94,10 +91,7 @@ class PresenceCache:
         if namespace != self.namespace or not keys:
             return
         for key in keys:
-            self._keys[key] = None
-            self._keys.move_to_end(key)
-        while len(self._keys) > self._max_pages:
-            self._keys.popitem(last=False)
+            self._keys.put(key, None)
         self.version += 1
 
     def _is_doubted(self, key: str) -> bool:

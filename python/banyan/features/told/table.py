@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 from banyan.config import MOST_TOLD_SHARE
 from banyan.features.told.tenant_pages import TenantPages
+from banyan.latest import Latest
 
 MOST_PREFIXES = 4096
 MOST_PAGES = 1 << 18
@@ -87,7 +88,7 @@ class Told:
         self._num_prefixes: Counter[str] = Counter()
         self._num_keys: Counter[str] = Counter()
         self._next_s = math.inf
-        self._latest_pins: dict[tuple[str, str], tuple[Prefix, list[Prefix]]] = {}
+        self._latest_pins: Latest[tuple[str, str], tuple[Prefix, list[Prefix]]] = Latest(MOST_LATEST_PINS)
         self.num_refused = 0
 
     def __iter__(self) -> Iterator[Prefix]:
@@ -134,9 +135,7 @@ class Told:
             self.num_refused += 1
             raise Refused(self._too_many(tenant))
         pin = Prefix(tenant, keys, True, self._clock() + ttl_s, session, space)
-        self._latest_pins[tenant, keys[-1]] = (pin, self._add(pin))
-        while len(self._latest_pins) > MOST_LATEST_PINS:
-            del self._latest_pins[next(iter(self._latest_pins))]
+        self._latest_pins.put((tenant, keys[-1]), (pin, self._add(pin)))
 
     def take_back(self, tenant: str, keys: Sequence[str]) -> None:
         """Another rank has refused a pin that was told lately: what it took in is kept as before. Where it was refused

@@ -34,6 +34,9 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
     staged_pages: list[Any]
     num_staged_pages: int
 
+    least_evicted_tokens = 0
+    """That go at once where any have to."""
+
     _tree: Any = None
     """SGLang's, once it was asked to evict for this allocator."""
 
@@ -79,15 +82,19 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
         return self._when_readers_let_go(lambda: allocate(*args, **kwargs), READER_PATIENCE_S)
 
     def evict_to_free_tokens(self, tree_cache: Any, num_tokens: int) -> bool | None:
-        """As upstream's, with what there is to be beside."""
+        """As upstream's, with what there is to be beside; where that is too little, several pages go at once: each
+        walk looks at all leaves that are kept."""
         self._tree = tree_cache
-        return super().evict_to_free_tokens(tree_cache, self.tokens_to_have(num_tokens))
+        num_tokens = self.tokens_to_have(num_tokens)
+        if num_tokens > (num_available := self.available_size()):
+            num_tokens = max(num_tokens, num_available + self.least_evicted_tokens)
+        return super().evict_to_free_tokens(tree_cache, num_tokens)
 
     def _evict_for_held(self) -> None:
         # The shards of a rank must evict alike, and only this one knows what its readers hold.
         tree = self._tree if self.is_whole_rank else None
         if tree is not None and tree.supports_prefix_sharing():
-            tree.evict_for_alloc(EvictParams(num_tokens=self._num_held * self.page_size))
+            tree.evict_for_alloc(EvictParams(num_tokens=len(self._quarantine) * self.page_size))
 
     def check_decode_capacity(
         self, *, num_tokens: int, tree_cache: Any, requests: Any = None, spec_algorithm: Any = None

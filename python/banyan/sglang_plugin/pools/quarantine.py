@@ -154,9 +154,11 @@ class Quarantine:
             self._wait_until(retry, min(patience_s, until_s) - (time.monotonic() - began_s))
             if do is None or slots is not None or not self._num_held or patience_s <= until_s:
                 break
-            do()
-            if retry():
-                break
+            # What is only on its way to the host, behind this rank's own forward, no reader holds.
+            if self._quarantine:
+                do()
+                if retry():
+                    break
         self.wait_us += round((time.monotonic() - began_s) * 1e6)
         if slots is None and self._num_held and patience_s >= READER_PATIENCE_S:
             logger.error(

@@ -10,6 +10,7 @@ wrong pages from being shared) -> stopped, for good.
 from __future__ import annotations
 
 import uuid
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -76,6 +77,7 @@ class Rank:
         self._access, self._allocator = self.kinds.full.access, self.kinds.full.pools.allocator
         self._planner, self._shards = parts.planner, parts.shards
         self._publication, self._figures, self._lines = parts.publication, parts.figures, parts.lines
+        self._gone: deque[str] = deque()
         self.attachments: list[Attachment] = []
         for attach in parts.setup.points.attach:
             self.attachments.append(attach(self))
@@ -133,7 +135,7 @@ class Rank:
         keys = requests.prompt_keys(request, self.page_tokens)
         if not keys:
             return
-        requests.when_gone(request, self._forget)
+        requests.when_gone(request, self._gone.append)
         self.owners.asked(requests.salt_of(request), keys)
         pages = self.demand.tell(keys)
         requests.note_pages(request, pages)
@@ -161,11 +163,13 @@ class Rank:
         self._planner.computed(request, reasons)
         return reasons
 
-    def _forget(self, request: str) -> None:
-        """SGLang has forgotten the request."""
-        self.cache.forget(request)
-        if self.chooses_victims:
-            self.demand.served(request)
+    def _forget_gone(self) -> None:
+        """SGLang has forgotten these requests. It says so wherever the collector runs, in the middle of anything."""
+        while self._gone:
+            request = self._gone.popleft()
+            self.cache.forget(request)
+            if self.chooses_victims:
+                self.demand.served(request)
 
     def offer_again(self, keys: list[str], full: torch.Tensor, beside: tuple[list[str], torch.Tensor]) -> None:
         """A node that was offered before has pages of the kind beside full ones again, at other slots than before;
@@ -187,6 +191,7 @@ class Rank:
 
     def _poll(self) -> None:
         self._planner.step_begins()
+        self._forget_gone()
         self._access.poll()
         self.cache.poll()
         self._poll_tiers()

@@ -14,9 +14,11 @@ empty) -> publishing. ``stop``, from any -> stopped, for good.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 from banyan.cache import PrefixCache
+from banyan.latest import Latest
 from banyan.planner import RequestFacts
 from banyan.sglang_plugin.pools.access import Window
 from banyan.sglang_plugin.rank import requests
@@ -35,7 +37,7 @@ class Publication:
         self._cache = cache
         self._full, self._beside = kinds.full, kinds.beside
         self._page_tokens = page_tokens
-        self._lasting: dict[str, int] = {}
+        self._lasting: Latest[str, int] = Latest(MAX_ANNOUNCED)
         """Of a server with adapters: how many chains with this first key are on their way and may be kept, the oldest
         first."""
         self._is_silent = self._has_said = self._is_stopped = False
@@ -44,9 +46,7 @@ class Publication:
         """A chain of pages will be complete soon. Records the owner now; the request may be gone when the pages
         complete."""
         if self._full.guards_adapters and requests.is_lasting(keys[0], self._page_tokens):
-            self._lasting[keys[0]] = self._lasting.pop(keys[0], 0) + 1
-            if len(self._lasting) > MAX_ANNOUNCED:
-                del self._lasting[next(iter(self._lasting))]
+            self._lasting.put(keys[0], self._lasting.get(keys[0], 0) + 1)
 
     def publish(self, frames: Any, keys: list[str], window: Window | None = None) -> None:
         """A chain of complete pages of this rank's tree, with its window pages."""
@@ -67,10 +67,17 @@ class Publication:
             return
         if tier.store is not None and tier.store.is_rootless(keys[-1]):
             # No prompt that arrived goes on like this: it follows an answer that was just given.
-            tier.store.learn(requests.grown_chains(self._page_tokens))
+            tier.store.learn(self._up_to(keys[-1]))
         tier.back_up(keys)
         for kind, window_keys, _ in beside:
             kind.back_up(window_keys)
+
+    def _up_to(self, key: str) -> Iterator[list[str]]:
+        """Chains of requests, until one has the page of ``key``: each is hashed for it."""
+        for chain in requests.grown_chains(self._page_tokens):
+            yield chain
+            if key in chain:
+                return
 
     def stop(self) -> None:
         """Publish nothing any more."""

@@ -187,12 +187,13 @@ def salt_of(request: str) -> str | None:
 
 
 def grown_chains(page_tokens: int) -> Iterator[list[str]]:
-    """The keys of all pages, answers included, of every request that has answered a token."""
-    for req in list(_by_id.values()):
-        if req.output_ids:
-            keys = _grown_keys(req, page_tokens)
-            if keys is not None:
-                yield keys
+    """The keys of all pages, answers included, of every request that has answered a token; of those that have ended
+    first."""
+    answered = [req for req in list(_by_id.values()) if req.output_ids]
+    for req in sorted(answered, key=lambda req: not req.finished()):
+        keys = _grown_keys(req, page_tokens)
+        if keys is not None:
+            yield keys
 
 
 def is_of_this_server(request: str) -> bool:

@@ -338,10 +338,12 @@ class HostTier:
             RuntimeError: when a peer does not stop reading, or the store's drive may still write to the memory.
         """
         self._end()
-        if self.prefetch.num_left_behind:
+        num_written = 0 if self.store is None else self.store.num_left_behind
+        if self.prefetch.num_left_behind or num_written:
             raise RuntimeError(
-                f"{self.prefetch.num_left_behind} reads of the store (--banyan-store) have had no answer: their frames "
-                "cannot be used for other weights. Look at the drive, and start the server again"
+                f"{self.prefetch.num_left_behind} reads of the store (--banyan-store), and {num_written} pages for it, "
+                "have had no answer: their frames cannot be used for other weights. Look at the drive, and start the "
+                "server again"
             )
         if self._events is not None:
             self._events.evicted(self._residency.keys)

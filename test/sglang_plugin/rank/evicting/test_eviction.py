@@ -52,6 +52,7 @@ class Cache:
             tree_components=(FULL,),
         )
         self.page_size, self.tree_components, self.enable_session_radix_cache = PAGE, (FULL,), False
+        self.token_to_kv_pool_allocator = SimpleNamespace()
         self.tree_core = create_tree_core(core, params, {FULL: COMPONENT_REGISTRY[FULL](self, params)})
         self.tree_core.enable_external_cache_linker = True
         self.num_slots = 0

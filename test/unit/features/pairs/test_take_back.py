@@ -118,8 +118,8 @@ def test_weights_when_they_change_then_whoever_has_not_gone_on_fails_and_nothing
     assert not server.has_lent(3, 4, 5)
 
 
-def test_doubts_when_there_are_too_many_then_the_oldest_is_forgotten(server, monkeypatch):
-    monkeypatch.setattr("banyan.features.pairs.take_back.MAX_DOUBTED", 1)
+def test_doubts_when_there_are_too_many_then_the_oldest_is_forgotten(server):
+    server.take_backs._doubted.most = 1
     for asked in ((1, 2), (1, 2, 3)):
         server.take_backs.promise(keys(*asked), 0).has_no_place()
         server.take_backs.poll()

@@ -128,6 +128,22 @@ def stored(store: KeyedStore, memory: SharedBytes) -> KeyedStore:
     return store
 
 
+def test_read_when_no_thread_is_to_be_had_then_its_pages_have_failed_and_nobody_waits(
+    stored: KeyedStore, memory: SharedBytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: object) -> object:
+        raise RuntimeError("can't start new thread")
+
+    found = stored.lookup(keys(0, 1))
+    monkeypatch.setattr(stored._executor, "submit", fails)
+    read = stored.read(found, 2, memory, offsets(2, 3))
+    assert len(read.finish()) == 2
+    monkeypatch.setattr(stored._asked._executor, "submit", fails)
+    assert stored.ask(keys(4)) is None
+    monkeypatch.undo()
+    assert stored.read(found, 2, memory, offsets(2, 3)).finish() == []
+
+
 def test_pages_when_cleared_then_removed_others_stay_and_what_they_hold_is_asked_again(
     stored: KeyedStore, values: InMemory, memory: SharedBytes
 ) -> None:

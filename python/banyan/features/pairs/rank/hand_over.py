@@ -32,6 +32,7 @@ from banyan.features.pairs.rank.control_port import (
     is_understood,
 )
 from banyan.features.pairs.rank.sealed import receiver_context
+from banyan.latest import Latest
 from banyan.sglang_plugin.rank.reporting import report
 
 logger = logging.getLogger("banyan")
@@ -62,7 +63,7 @@ class HandOver:
     def prepare(self) -> None:
         """To be called before SGLang's own construction, which starts the threads."""
         self.rooms = AskedRooms(time.monotonic)
-        self._given_up: dict[int, None] = {}
+        self._given_up: Latest[int, None] = Latest(MAX_GIVEN_UP)
         self._given_up_lock = threading.Lock()
 
     def add_transfer_request(self, bootstrap_room: int, kv_indices: Any, *more: Any, **named: Any) -> Any:
@@ -154,9 +155,7 @@ class HandOver:
         with self._given_up_lock:
             has_asked = bool(manager.transfer_infos.get(room))
             if not has_asked:
-                self._given_up[room] = None
-                while len(self._given_up) > MAX_GIVEN_UP:
-                    del self._given_up[next(iter(self._given_up))]
+                self._given_up.put(room, None)
         manager.conclude_failure(bootstrap_room=room, failure_reason=GIVEN_UP)
         for forgotten in self.rooms.left(room):
             self._forget_room(forgotten)

@@ -59,6 +59,7 @@ def after_init_cache_linker(result: None, cache: Any, linker: Any) -> None:
         logger.info("banyan: SGLang evicts by age: with sliding windows or states, a leaf is not all that goes")
         return
     prefill.tell_begun(linker.demand.served)
+    cache.token_to_kv_pool_allocator.least_evicted_tokens = at_once(linker.num_frames) * cache.page_size
     cache.banyan_victims = VictimChoice(
         cache.tree_core,
         copies_of=linker.copies_of,
