@@ -455,6 +455,12 @@ def test_link_when_there_is_an_arena_then_it_is_measured_at_the_start(gpu, monke
     assert Rank(gpu, rank_table, 1, monkeypatch).access.link_bytes_per_s == 0
 
 
+def test_link_when_the_device_is_full_then_it_is_not_measured_and_the_start_goes_on(gpu, caplog):
+    driver = FakeDriver(gpu)
+    driver.refuse["allocate"] = 0
+    assert device_start.measure_link(driver, 1, 0, 1 << 20) == 0.0 and "was not measured" in caplog.text
+
+
 def test_rank_when_the_driver_gives_no_handle_then_refused_or_staged_through_the_arena(gpu, monkeypatch, capsys):
     rank_table = _native.RankTable.create(4)
     with pytest.raises((SystemExit, Refused)):
