@@ -162,6 +162,8 @@ pub struct State {
     /// The permit to go back to when draining ends.
     pub resting_permit: Permit,
     pub num_drains: u32,
+    /// Records were cleared, and nobody was told yet.
+    pub has_untold_clear: bool,
     /// Writes that have started and are not yet durable, or retirements not yet in the manifest.
     pub num_unsettled: usize,
     /// The manifest is to be replaced as soon as no commit is under way.
@@ -190,6 +192,7 @@ impl State {
             permit: Permit::Open,
             resting_permit: Permit::Open,
             num_drains: 0,
+            has_untold_clear: false,
             num_unsettled: 0,
             wants_manifest: false,
             is_stalled: false,
@@ -328,6 +331,7 @@ impl State {
         let num_cleared = own.places.retire_all();
         self.catalog.retire_where(own.index, |_| true);
         self.wants_manifest |= num_cleared > 0;
+        self.has_untold_clear |= num_cleared > 0;
         self.counters.cleared_pages += num_cleared as u64;
         num_cleared
     }

@@ -141,6 +141,17 @@ fn reader_when_it_has_not_heard_of_a_clear_then_finds_its_own_pages_only_until_i
 }
 
 #[test]
+fn reader_when_another_writer_that_has_stored_nothing_clears_then_goes_on_finding_all() {
+    let scratch = Scratch::new();
+    let options = options(scratch.path());
+    let [theirs, ours, empty] = [(); 3].map(|()| Rig::open(&options));
+    theirs.keep(None, &[0, 1]);
+    ours.store.refresh().unwrap();
+    assert_eq!(empty.store.clear().unwrap(), 0);
+    assert_eq!(ours.num_found(&[0, 1]), 2);
+}
+
+#[test]
 fn orphans_when_space_is_short_then_make_room_and_when_their_writer_leaves_it_is_adopted_with_them()
 {
     let scratch = Scratch::new();

@@ -30,6 +30,8 @@ impl Store {
         let mut state = self.drained_until(state, deadline);
         state.end_drain();
         let is_durable = state.is_drained();
+        // Until they have looked, others find their own pages only: they are told where there is something to look at.
+        let is_to_be_told = is_durable && std::mem::take(&mut state.has_untold_clear);
         drop(state);
         for page in lost {
             self.shared.release_claim(&page.namespace, &page.key);
@@ -38,7 +40,9 @@ impl Store {
             let doing = format!("cannot clear the store within {:?}", self.stall_after);
             return Err(StoreError::os(doing, io::ErrorKind::TimedOut.into()));
         }
-        self.shared.announce_clear();
+        if is_to_be_told {
+            self.shared.announce_clear();
+        }
         // So that also what others have cleared before is gone.
         self.take_news();
         Ok(num_cleared)
