@@ -8,6 +8,7 @@ estimate and no others. Called by one thread.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 
 from banyan.core import SourceKind
 from banyan.pacing import length_class, nearest, shortest_of_class
@@ -15,6 +16,10 @@ from banyan.telemetry import Estimate
 
 FEW = 3
 """An estimate of fewer moves is taken to be off by as much as it is."""
+
+
+MOST_TIMES = 8.0
+"""One move (a suspended process) may count for no more than this many times what was expected."""
 
 
 class MoveRates:
@@ -27,7 +32,9 @@ class MoveRates:
         """``num_tokens`` came from ``kind`` in ``move_us``. Moves of nothing say nothing."""
         if num_tokens > 0 and move_us > 0:
             classes = self._per_token_us.setdefault(kind, {})
-            classes.setdefault(length_class(num_tokens), Estimate()).observe(move_us / num_tokens)
+            estimate = classes.setdefault(length_class(num_tokens), Estimate())
+            most_us = MOST_TIMES * estimate.mean if estimate.count else inf
+            estimate.observe(min(move_us / num_tokens, most_us))
 
     def measure_anew(self, kind: SourceKind, num_tokens: int) -> None:
         """What the next move of such a length takes counts as if it were the first."""

@@ -38,6 +38,18 @@ def test_rates_when_a_length_was_never_moved_then_the_nearest_class_answers():
     assert rates.expected(SourceKind.PEER, 16)[0] == pytest.approx(16.0)
 
 
+def test_rates_when_a_process_was_suspended_in_one_move_then_it_counts_for_no_more_than_a_slow_one():
+    rates = MoveRates()
+    for _ in range(4):
+        rates.observe(SourceKind.PEER, 1_000, 10_000.0)
+    rates.observe(SourceKind.PEER, 1_000, 3_000_000.0)
+    move_us, _ = rates.expected(SourceKind.PEER, 1_000)
+    assert 10_000 < move_us < 30_000
+    for _ in range(20):
+        rates.observe(SourceKind.PEER, 1_000, 300_000.0)
+    assert rates.expected(SourceKind.PEER, 1_000)[0] > 250_000, "what stays slow is learnt"
+
+
 def test_rates_when_nothing_was_moved_then_nothing_is_learnt():
     rates = MoveRates()
     rates.observe(SourceKind.PEER, 0, 10.0)
