@@ -94,14 +94,16 @@ def _occupied_bytes(path: Path) -> int:
 def wait_until_still(
     figure: Callable[[], Any], *, timeout_s: float, still_s: float = STILL_S, poll_s: float = 0.25
 ) -> bool:
-    """Wait until `figure` has given the same for `still_s`; False where it went on changing for `timeout_s`."""
+    """Wait until `figure` has given the same for `still_s`; False where it went on changing for `timeout_s`. Half of
+    the looks that this time has room for must agree, too: a machine that stands still sees no change either."""
     deadline_s = time.monotonic() + timeout_s
-    last, since_s = figure(), time.monotonic()
-    while time.monotonic() - since_s < still_s:
+    last, since_s, num_same = figure(), time.monotonic(), 0
+    while time.monotonic() - since_s < still_s or num_same < still_s / poll_s / 2:
         if time.monotonic() > deadline_s:
             return False
         time.sleep(poll_s)
         now = figure()
+        num_same += 1
         if now != last:
-            last, since_s = now, time.monotonic()
+            last, since_s, num_same = now, time.monotonic(), 0
     return True

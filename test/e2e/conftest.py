@@ -94,6 +94,13 @@ class Client:
         states = json.loads(self.get("/server_info"))["internal_states"]
         return {state["banyan"]["dp_rank"]: state["banyan"] for state in states}
 
+    def wait_for_a_step(self):
+        """Return when each rank has made a whole step: what it does behind an answer is done, and without requests it
+        is at rest. Ranks tell their state where a step begins, so that one lies between two looks.
+        """
+        for _ in range(2):
+            self.ranks()
+
     def num_tokens_at(self, rank):
         """Of the requests that a rank has taken in and not ended, as far as it has told."""
         loads = json.loads(self.get("/v1/loads?include=core"))["loads"]

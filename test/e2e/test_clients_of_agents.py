@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,8 @@ PAGE = 16
 TURNS = 5
 ANSWER_TOKENS = 12
 NUM_TRIES = 3
-"""A server that is slow to tell the tokens of a prompt is not waited for: such a conversation says nothing of them."""
+"""A server that is slow to tell the tokens of a prompt is not waited for: such a conversation says nothing of them, and
+no more does a stream that has ended before its client could leave."""
 
 CALL_TURN = 2
 """The turn whose answer also calls the tool, as its client tells it: so small a model calls none by itself."""
@@ -212,11 +214,11 @@ def test_conversation_when_a_client_holds_it_through_the_router_then_it_goes_as_
     for _ in range(NUM_TRIES):
         before = counter(routed, "untokenised")
         answers, expected = held(routed, turns)
-        assert [one.said for one in answers] == alone
         if counter(routed, "untokenised") == before:
             break
     else:
         pytest.fail("prompts are placed without their tokens")
+    assert [one.said for one in answers] == alone
     found = [one.cached_tokens for one in answers]
     shares = [one.cached_tokens / one.prompt_tokens for one in answers]
     assert min(shares[1:]) >= 0.9, (shares, answers)
@@ -237,7 +239,9 @@ def test_answer_when_a_path_is_placed_at_one_server_then_it_is_the_servers_to_th
                     async with session.request(method, url + path, json=json_) as answer:
                         headers = {name.lower(): value for name, value in answer.headers.items()}
                         told = {name: headers[name] for name in headers if name not in ("date", "server")}
-                        answers.append((answer.status, told, await answer.read()))
+                        # A model's description has the second in it in which it was asked for.
+                        body = re.sub(rb'"created":\d+', b'"created":0', await answer.read())
+                        answers.append((answer.status, told, body))
                 assert answers[0] == answers[1], row.path
 
     asyncio.run(scenario())
@@ -246,9 +250,14 @@ def test_answer_when_a_path_is_placed_at_one_server_then_it_is_the_servers_to_th
 @pytest.mark.parametrize("path", ["messages", "responses", "chat"])
 def test_stream_when_its_client_leaves_then_the_server_stops(routed, path):
     begin = {"messages": _leave_messages, "responses": _leave_responses, "chat": _leave_chat}[path]
-    num_left = counter(routed, "attempts", 'outcome="left"')
-    begin(routed.url)
-    until(lambda: counter(routed, "attempts", 'outcome="left"') == num_left + 1, told=lambda: "it had ended before")
+    for _ in range(NUM_TRIES):
+        num_left, num_ended = counter(routed, "attempts", 'outcome="left"'), counter(routed, "attempts")
+        begin(routed.url)
+        until(lambda before=num_ended: counter(routed, "attempts") > before, told=lambda: "the router still reads it")
+        if counter(routed, "attempts", 'outcome="left"') == num_left + 1:
+            break
+    else:
+        pytest.fail("it had ended before")
     until(lambda: not any(num_running(server) for server in routed.servers), told=lambda: "it goes on")
 
 

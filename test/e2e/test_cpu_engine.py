@@ -43,11 +43,11 @@ def test_stock_server_when_it_has_the_engine_then_it_attends_with_it_shares_noth
         assert info["attention_backend"] == ATTENTION_BACKEND
         assert not info["enable_unified_cache_external_linker"]
         assert all("banyan" not in state for state in info["internal_states"])
-        before_s = server.cpu_s()
+        began_s, before_s = time.monotonic(), server.cpu_s()
         time.sleep(IDLE_S)
         # Stock's dispatcher would have kept a core busy.
         used_s = {process: used - before_s.get(process, 0.0) for process, used in server.cpu_s().items()}
-        assert max(used_s.values()) < IDLE_S / 4, used_s
+        assert max(used_s.values()) < (time.monotonic() - began_s) / 4, used_s
         assert "banyan: " not in server.log_path.read_text()
     with started("stock") as server:
         wait_ready([server])

@@ -4,6 +4,7 @@ the waits allow, or by chance. Tokens are those that another library computes, w
 
 import os
 import random
+import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from test.cuda_stand_in.cuda_stand_in import VARIABLE
 from test.cuda_stand_in.cuda_stand_in.engine import ENVIRONMENT
-from test.e2e.conftest import Client
+from test.e2e.conftest import Client, until
 from transformers import AutoModelForCausalLM
 
 from benchmark.modes import asking, models
@@ -87,6 +88,32 @@ def whole_pages(ids):
     return (len(ids) - 1) // PAGE_TOKENS * PAGE_TOKENS
 
 
+def published(client, rank):
+    """Return when peers may have all that the rank has computed: SGLang keeps it locked until then, which is some steps
+    behind the answer."""
+    until(lambda: not client.ranks()[rank]["num_locked_tokens"])
+
+
+def backed_up(client, expected, before=0):
+    """Return when these prompts have been copied down to the arena, behind the pages that had been ``before``."""
+    num_pages = sum(whole_pages(ids) for ids, _ in expected) // PAGE_TOKENS
+    until(lambda: client.total("backed_up_pages") >= before + num_pages)
+
+
+def release_memory(client):
+    """Have all ranks give it away: one that has just answered is busy for a step or two, and refuses."""
+
+    def is_released():
+        try:
+            client.post("/release_memory_occupation", {})
+        except urllib.error.HTTPError as refused:
+            assert refused.code == 400
+            return False
+        return True
+
+    until(is_released)
+
+
 def crowd(client):
     """Prompts that push everything else out of both pools."""
     drawn = random.Random(5)
@@ -104,13 +131,16 @@ def test_prefix_when_it_comes_from_a_peer_the_arena_or_the_store_then_tokens_are
         client = Client(server)
         for ids, tokens in expected:
             assert client.generate(ids, rank=0, num_tokens=NUM_TOKENS)[0] == tokens
+            published(client, 0)
             again, meta = client.generate(ids, rank=1, num_tokens=NUM_TOKENS)
             assert again == tokens and came_from(meta)["peer"] == whole_pages(ids)
+        backed_up(client, expected)
         crowd(client)
         answers = [(client.generate(ids, rank=0, num_tokens=NUM_TOKENS), tokens) for ids, tokens in expected]
         assert [told for (told, _), _ in answers] == [tokens for _, tokens in answers]
         assert sum(came_from(meta)["host"] for (_, meta), _ in answers) > 0.8 * sum(len(ids) for ids, _ in expected)
-        assert client.total("fetches_failed") == 0 and client.total("archived_pages") > 0
+        assert client.total("fetches_failed") == 0
+        until(lambda: client.total("archived_pages") > 0)
 
     with serve(tmp_path, "chance", *store, order="7") as server:
         wait_ready([server])
@@ -118,6 +148,7 @@ def test_prefix_when_it_comes_from_a_peer_the_arena_or_the_store_then_tokens_are
         for number, (ids, tokens) in enumerate(expected):
             first, meta = client.generate(ids, rank=number % 2, num_tokens=NUM_TOKENS)
             assert first == tokens and came_from(meta)["storage"] + came_from(meta)["host"] > 0
+            published(client, number % 2)
             second, meta = client.generate(ids, rank=1 - number % 2, num_tokens=NUM_TOKENS)
             assert second == tokens and came_from(meta)["peer"] + came_from(meta)["host"] > 0
         assert client.total("read_pages") > 0
@@ -136,6 +167,7 @@ def test_prefix_when_no_pool_can_be_opened_then_it_comes_by_the_arena_alone(alon
         client = Client(server)
         for ids, tokens in expected:
             assert client.generate(ids, rank=0, num_tokens=NUM_TOKENS)[0] == tokens
+        backed_up(client, expected)
         answers = [(client.generate(ids, rank=1, num_tokens=NUM_TOKENS), tokens) for ids, tokens in expected]
         assert [told for (told, _), _ in answers] == [tokens for _, tokens in answers]
         assert [came_from(meta)["peer"] for (_, meta), _ in answers] == [0] * len(expected)
@@ -153,6 +185,7 @@ def test_prefix_when_ranks_have_two_shards_or_keep_other_numbers_then_the_tokens
         client = Client(server)
         for ids, tokens in expected:
             first, _ = client.generate(ids, rank=0, num_tokens=NUM_TOKENS)
+            published(client, 0)
             again, meta = client.generate(ids, rank=1, num_tokens=NUM_TOKENS)
             assert again == first and came_from(meta)["peer"] == whole_pages(ids)
             assert first == tokens or not is_exact
@@ -166,6 +199,7 @@ def test_prefix_when_no_layer_waits_for_its_copy_then_tokens_differ(alone, tmp_p
         differ = []
         for ids, tokens in expected:
             assert client.generate(ids, rank=0, num_tokens=NUM_TOKENS)[0] == tokens
+            published(client, 0)
             again, meta = client.generate(ids, rank=1, num_tokens=NUM_TOKENS)
             assert came_from(meta)["peer"] == whole_pages(ids)
             differ.append(again != tokens)
@@ -185,11 +219,13 @@ def test_memory_when_it_is_given_back_and_comes_again_then_ranks_share_by_the_ar
                 first, meta = client.generate(ids, rank=0, num_tokens=NUM_TOKENS)
                 assert first == tokens and meta["cached_tokens"] == 0
             # At once: copies down to the arena are under way.
-            client.post("/release_memory_occupation", {})
+            release_memory(client)
             assert [rank["num_published_pages"] for rank in client.ranks().values()] == [0, 0]
             client.post("/resume_memory_occupation", {})
+        before = client.total("backed_up_pages")
         for ids, _ in expected:
             client.generate(ids, rank=0, num_tokens=NUM_TOKENS)
+        backed_up(client, expected, before)
         answers = [(client.generate(ids, rank=1, num_tokens=NUM_TOKENS), tokens) for ids, tokens in expected]
         assert [told for (told, _), _ in answers] == [tokens for _, tokens in answers]
         assert [came_from(meta)["host"] for (_, meta), _ in answers] == [whole_pages(ids) for ids, _ in expected]

@@ -117,6 +117,9 @@ class Asker:
         meta = self._client.post("/generate", body)["meta_info"]
         return {"all": meta["cached_tokens"], "device": 0} | (meta["cached_tokens_details"] or {})
 
+    def wait_for_a_step(self) -> None:
+        self._client.wait_for_a_step()
+
     def flush(self) -> None:
         self._client.post("/flush_cache?timeout=30", {})
 
@@ -152,7 +155,8 @@ def compare(heard: Indexer, asker: Asker, num_prompts: int) -> int:
         ids, rank = asker.draw()
         # The last token is computed, whatever is there.
         most = (len(ids) - 1) // PAGE * PAGE
-        # Events come a moment after the answer.
+        # Events come a moment after the answer: each rank has told them, and then they are heard.
+        asker.wait_for_a_step()
         assert wait_until_still(partial(heard.believes, ids), timeout_s=60, still_s=2.0, poll_s=0.1)
         believed = heard.believes(ids)
         found = asker.ask(ids, rank)

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 from smg_grpc_proto import sglang_scheduler_pb2 as messages
-from test.e2e.conftest import ARGS, CPU, MODEL
+from test.e2e.conftest import ARGS, CPU, MODEL, Client
 
 from benchmark.modes.by_grpc import GrpcServer
 from benchmark.modes.rows import GRPC, NO_WARM_UP
@@ -103,6 +103,8 @@ def test_prompt_when_grpc_is_beside_http_then_it_is_fetched_until_a_flush_and_wh
     first, second = (beside.complete(prompt=ids, routed_dp_rank=rank) for rank in range(2))
     assert first["choices"] == second["choices"]
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == 384
+    # A rank that has just answered would refuse.
+    Client(beside.server).wait_for_a_step()
     assert b"flushed" in beside.flush()
     assert not (beside.complete(prompt=ids, routed_dp_rank=1)["usage"]["prompt_tokens_details"] or {}).get(
         "cached_tokens"

@@ -105,13 +105,19 @@ def test_flush_when_a_rank_refuses_it_then_the_answer_says_so_and_its_old_pages_
             asked, busy = prompt(800, 100 + number), number % 2
             expected, _ = client.generate(asked, rank=0, num_tokens=4)
             client.generate(asked, rank=1, num_tokens=4)
-            running = pool.submit(client.generate, prompt(50, 5000 + number), rank=busy, num_tokens=1200)
+            # More tokens than anybody waits for: the rank is busy until it is told to end.
+            name = f"busy-{number}"
+            body = {**client.body(prompt(50, 5000 + number), num_tokens=4000), "rid": name, "routed_dp_rank": busy}
+            running = pool.submit(client.post, "/generate", body)
             time.sleep(1.0)
             until(lambda busy=busy: client.num_tokens_at(busy))
+            # The other rank has answered long ago, but has perhaps not come to rest: it would refuse as well.
+            client.wait_for_a_step()
             assert status_of(client, {}, "/flush_cache") == 400
             tokens, meta = client.generate(asked, rank=1 - busy, num_tokens=4)
             assert (tokens, meta["cached_tokens"]) == (expected, 0)
-            running.result()
+            client.post("/abort_request", {"rid": name})
+            assert running.result()["meta_info"]["finish_reason"]["type"] == "abort", "it was busy no more"
             assert status_of(client, {}, "/flush_cache?timeout=30") == 200
         assert sum(sum(state["hook_failures"].values()) for state in client.ranks().values()) == 0
 

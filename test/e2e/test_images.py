@@ -54,18 +54,20 @@ def ask(client, seed, rank=None, text=TEXT):
 
 
 def in_arena(client, seed, rank, text):
-    """Ask, until what was computed has been copied down: else it depends on the moment what leaves the pool."""
+    """As ``ask``, until what was computed has been copied down: else it depends on the moment what leaves the pool."""
     before = client.total("backed_up_pages")
-    _, cached = ask(client, seed, rank, text)
+    said, cached = ask(client, seed, rank, text)
     num_computed = (whole_pages(text) - sum(cached.values())) // PAGE_TOKENS
     until(lambda: client.total("backed_up_pages") >= before + num_computed)
+    return said, cached
 
 
 def test_picture_when_another_rank_has_it_then_it_is_fetched_and_another_picture_is_not_taken_for_it(servers):
     on, off = servers
     one, other = (ask(off, seed)[0] for seed in (1, 2))
     assert one != other, "the model does not look at the picture"
-    assert ask(on, 1, rank=0) == (one, {})
+    # The rank that copies it down first has it in its part of the arena, and it is that one that stores it.
+    assert in_arena(on, 1, 0, TEXT) == (one, {})
     assert ask(on, 1, rank=1) == (one, {"peer": WHOLE})
     assert ask(on, 2, rank=1) == (other, {"device": IN_FRONT})
     # SGLang's processor tells the dispatcher what the picture becomes.

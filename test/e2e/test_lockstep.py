@@ -28,6 +28,7 @@ from benchmark.warm import ForkedServer
 pytestmark = pytest.mark.e2e
 PAGE = 16
 COPY_S = 2.0
+NUM_TRIES = 3
 WITHIN_S = 45.0
 """More than a busy machine needs for 40 tokens, less than the 60 s after which a rank in want of pages gives up."""
 FLAGS = (
@@ -128,10 +129,14 @@ def test_request_when_its_client_leaves_while_it_fetches_then_nobody_hangs_and_n
     expected, _, _ = in_step.ask(other, 0)
     body = {"input_ids": ids, "routed_dp_rank": 1, "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
     before = in_step.ranks()[1]["fetches"]
-    # However late the copy begins, it has not ended by then.
-    with pytest.raises((TimeoutError, urllib.error.URLError)):
-        in_step.post("/generate", body, timeout_s=0.9 * COPY_S)
-    assert in_step.ask(other, 0)[0] == expected
+    # A server that is held up finds the client gone when it reads the request, and drops it.
+    for _ in range(NUM_TRIES):
+        # However late the copy begins, it has not ended by then.
+        with pytest.raises((TimeoutError, urllib.error.URLError)):
+            in_step.post("/generate", body, timeout_s=0.9 * COPY_S)
+        assert in_step.ask(other, 0)[0] == expected
+        if in_step.ranks()[1]["fetches"] > before:
+            break
     assert in_step.ranks()[1]["fetches"] == before + 1, "it was gone before it could fetch"
     assert in_step.ask(ids, 1)[0] == computed
     assert in_step.leases_after_flush() == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -290,6 +291,18 @@ class TestKept:
         figures_seen = iter((1, 2, 3, 3, 3, 3, 3, 3, 3, 3))
         assert wait_until_still(lambda: next(figures_seen), timeout_s=5.0, still_s=0.02, poll_s=0.01)
         assert next(figures_seen) == 3
+
+    def test_wait_when_a_look_was_held_up_then_it_looks_again(self):
+        seen = []
+
+        def figure():
+            if len(seen) == 1:
+                time.sleep(0.05)
+            seen.append(1 if len(seen) < 2 else 2)
+            return seen[-1]
+
+        assert wait_until_still(figure, timeout_s=5.0, still_s=0.04, poll_s=0.01)
+        assert seen[-1] == 2
 
     def test_wait_when_writing_never_ends_then_says_so(self):
         counter = iter(range(1_000_000))
