@@ -147,7 +147,7 @@ def test_plan_when_a_slow_source_has_become_fast_then_a_trial_finds_out():
     assert plan.num_pages == 50, "the last decisions move again"
 
 
-@pytest.mark.parametrize("num_slow", [3, 20])
+@pytest.mark.parametrize("num_slow", [6, 20])
 @pytest.mark.parametrize("kind", [PEER, STORE])
 def test_plan_when_long_moves_were_slow_for_a_while_then_as_much_is_moved_again(kind, num_slow):
     """Shorter moves, which were not measured then, would take their place for ever."""
