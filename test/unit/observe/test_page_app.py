@@ -10,11 +10,14 @@ import aiohttp
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 from test.unit.observe.fake_banyan import FakeBanyan
 from test.unit.observe.test_reading import read
 from test.unit.router.fake_server import Served
 
 from banyan.cli import web
+from banyan.observe import asking
 from banyan.observe.asking import Unanswered
 from banyan.observe.reading import Reading
 from banyan.observe.watched import LEAST_AGE_S, Watched
@@ -144,6 +147,23 @@ def test_page_when_a_server_tells_of_requests_as_another_release_then_the_others
                 assert [len(one["recent"]) for one in servers] == [1, min(len(plans), 20)]
             async with client.get(f"{served.url}/banyan/request", params={"rid": rid}) as response:
                 assert response.status == 200 and [one["url"] for one in await response.json()] == ["http://ours"]
+        await served.stop()
+
+    asyncio.run(scenario())
+
+
+def test_page_when_a_server_tells_too_much_then_the_rest_is_not_read_and_it_is_said(monkeypatch):
+    monkeypatch.setattr(asking, "MAX_TOLD_BYTES", 1 << 20)
+
+    async def much(request):
+        return PlainTextResponse(b" " * (2 << 20) + b"{}")
+
+    async def scenario():
+        served = Served(Starlette(routes=[Route("/server_info", much)]))
+        await served.start()
+        async with aiohttp.ClientSession() as client:
+            with pytest.raises(Unanswered, match="an answer of more than 1 MiB"):
+                await asking.look(client, served.url, None)
         await served.stop()
 
     asyncio.run(scenario())
