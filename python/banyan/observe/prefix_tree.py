@@ -51,22 +51,23 @@ def _branches(prompts: Sequence[SeenPrompt], start: int) -> list[Branch]:
 
 
 def _groups(prompts: Iterable[SeenPrompt], start: int) -> list[list[SeenPrompt]]:
-    """Those that go on alike behind ``start``."""
+    """Those that go on alike behind ``start``: each agrees there with the first of its group."""
     groups: list[list[SeenPrompt]] = []
+    found: dict[tuple[int, str], list[SeenPrompt]] = {}
     for prompt in prompts:
-        for group in groups:
-            if _common(prompt, group[0]) > start:
-                group.append(prompt)
-                break
-        else:
-            groups.append([prompt])
+        marks = [mark for mark in prompt.marks.items() if mark[0] > start]
+        group = next((found[mark] for mark in marks if mark in found), None)
+        if group is None:
+            group = []
+            groups.append(group)
+            found.update(dict.fromkeys(marks, group))
+        group.append(prompt)
     return groups
 
 
 def _common(one: SeenPrompt, other: SeenPrompt) -> int:
     """Tokens up to the last mark at which both prompts agree."""
-    theirs = dict(other.marks)
-    return max((tokens for tokens, key in one.marks if theirs.get(tokens) == key), default=0)
+    return next((tokens for tokens in reversed(one.marks) if other.marks.get(tokens) == one.marks[tokens]), 0)
 
 
 def _branch(group: list[SeenPrompt], start: int) -> Branch:
@@ -75,7 +76,7 @@ def _branch(group: list[SeenPrompt], start: int) -> Branch:
     branch = Branch(
         start_tokens=start,
         end_tokens=end,
-        key=dict(first.marks)[end],
+        key=first.marks[end],
         num_prompts=len(group),
         num_turns=sum(prompt.num_turns for prompt in group),
         last_seen_s=max(prompt.seen_s for prompt in group),

@@ -23,22 +23,22 @@ class SeenPrompt:
     """One of a rank's last prompts, and who holds how many leading tokens of it.
 
     Attributes:
-        marks: places in it, in tokens from the root, each with the key of the page that ends there; at least one.
+        marks: rising places in it, in tokens from the root, and the key of the page that ends at each; at least one.
         pools: by rank.
     """
 
     rid: str
     num_turns: int
     seen_s: float
-    marks: tuple[tuple[int, str], ...]
+    marks: dict[int, str]
     pools: tuple[int, ...]
     arena: int
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> SeenPrompt:
-        marks = tuple((int(tokens), str(key)) for tokens, key in told["marks"])
-        if not marks:
-            raise ValueError("a prompt without marks")
+        marks = {int(tokens): str(key) for tokens, key in told["marks"]}
+        if not marks or [0, *marks] != sorted({0, *marks}):
+            raise ValueError("a prompt whose marks do not rise from its first token")
         return cls(
             rid=str(told["rid"]),
             num_turns=int(told["num_turns"]),
@@ -50,7 +50,7 @@ class SeenPrompt:
 
     @property
     def num_tokens(self) -> int:
-        return self.marks[-1][0]
+        return next(reversed(self.marks))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ import pytest
 from test.unit.observe.fake_banyan import NOW_S, FakeBanyan
 
 from banyan.observe import NotSharing, Rates, Reading, prefix_tree
+from banyan.observe.reading import SeenPrompt
 from banyan.observe.summary import summary
 
 URL = "http://a"
@@ -95,6 +96,16 @@ def test_summary_when_prompts_were_answered_then_hits_and_computed_are_all_token
     assert told["distinct_share"] == pytest.approx(0.9)
     assert told["store"]["num_records"] == 1204 and told["store"]["allowed_bytes_per_day"] == 50 << 30
     assert summary(Rates(read(FakeBanyan(store=False))))["store"] is None
+
+
+def told_prompt(*marks):
+    return {"rid": "r", "num_turns": 1, "seen_s": 0, "marks": marks, "pools": [], "arena": 0}
+
+
+@pytest.mark.parametrize("places", [(), (0,), (-16, 16), (32, 16)])
+def test_reading_when_a_prompts_marks_do_not_rise_from_its_first_token_then_it_is_said(places):
+    with pytest.raises(ValueError, match="marks do not rise"):
+        SeenPrompt.of(told_prompt(*([place, "k"] for place in places)))
 
 
 def test_tree_when_prompts_share_their_beginning_then_it_is_one_branch_and_says_who_holds_it():
