@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 
 from banyan.observe.reading import Reading, SeenPrompt
 
+MAX_LEVELS = 64
+"""What parts deeper is left out: whoever makes the tree, and the text of it, goes down by calls."""
+
 
 @dataclass(slots=True)
 class Branch:
@@ -41,12 +44,12 @@ class Branch:
 def prefix_tree(reading: Reading) -> list[Branch]:
     """The branches that begin at the root, the one with the most turns first."""
     prompts = [prompt for rank in reading.ranks for prompt in rank.prompts]
-    return _branches(sorted(prompts, key=lambda prompt: prompt.num_tokens), 0)
+    return _branches(sorted(prompts, key=lambda prompt: prompt.num_tokens), 0, MAX_LEVELS)
 
 
-def _branches(prompts: Sequence[SeenPrompt], start: int) -> list[Branch]:
-    """Prompts that agree up to ``start``, as branches from there on."""
-    found = [_branch(group, start) for group in _groups(prompts, start)]
+def _branches(prompts: Sequence[SeenPrompt], start: int, num_levels: int) -> list[Branch]:
+    """Prompts that agree up to ``start``, as branches from there on, so many levels of them."""
+    found = [_branch(group, start, num_levels) for group in _groups(prompts, start)]
     return sorted(found, key=lambda branch: (-branch.num_turns, branch.key))
 
 
@@ -70,7 +73,7 @@ def _common(one: SeenPrompt, other: SeenPrompt) -> int:
     return next((tokens for tokens in reversed(one.marks) if other.marks.get(tokens) == one.marks[tokens]), 0)
 
 
-def _branch(group: list[SeenPrompt], start: int) -> Branch:
+def _branch(group: list[SeenPrompt], start: int, num_levels: int) -> Branch:
     first = group[0]
     end = min([first.num_tokens, *(_common(first, other) for other in group[1:])])
     branch = Branch(
@@ -85,8 +88,8 @@ def _branch(group: list[SeenPrompt], start: int) -> Branch:
         rids=[prompt.rid for prompt in group if prompt.num_tokens == end],
     )
     rest = [prompt for prompt in group if prompt.num_tokens > end]
-    if rest:
-        branch.children = _branches(rest, end)
+    if rest and num_levels > 1:
+        branch.children = _branches(rest, end, num_levels - 1)
     return branch
 
 
