@@ -33,7 +33,7 @@ async def look(session: aiohttp.ClientSession, url: str, api_key: str | None) ->
         async with asyncio.timeout(TIMEOUT_S):
             info = await _json(session, f"{url}/server_info", api_key)
             loads = await _loads(session, f"{url}/v1/loads?include=core", api_key)
-        return Reading.of(url, time.time(), info, loads)
+        return await asyncio.to_thread(Reading.of, url, time.time(), info, loads)
     except TimeoutError:
         raise Unanswered(f"{url} has not answered for {TIMEOUT_S:g} s") from None
     except (aiohttp.ClientError, msgspec.DecodeError) as error:

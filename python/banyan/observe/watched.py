@@ -4,6 +4,7 @@
 Invariants
   1. A server is asked at most once in ``LEAST_AGE_S``, however many look.
   2. While nobody looks, nothing is asked.
+  3. The tree is laid once for each reading, beside the event loop: a router's relays streams.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Watched:
         self._asked_s = float("-inf")
         self._now: Reading | None = None
         self._before: Reading | None = None
+        self._tree: list[dict[str, Any]] = []
         self._error = ""
         self._samples: deque[list[float]] = deque(maxlen=MAX_SAMPLES)
 
@@ -54,7 +56,7 @@ class Watched:
             "url": self.url,
             "error": self._error,
             **summary(Rates(self._now, self._before)),
-            "tree": [asdict(branch) for branch in prefix_tree(self._now)],
+            "tree": self._tree,
             "history": list(self._samples),
             "recent": self._recent(self._now),
         }
@@ -77,6 +79,7 @@ class Watched:
                 return
             try:
                 reading = await self._look(self.url)
+                self._tree = await asyncio.to_thread(_tree_of, reading)
             except Unanswered as error:
                 self._error = str(error)
             else:
@@ -92,3 +95,7 @@ class Watched:
         plans = [{"dp_rank": rank.dp_rank, **plan} for rank in reading.ranks for plan in rank.plans]
         plans.sort(key=lambda plan: plan.get("planned_s", 0.0), reverse=True)
         return plans[:NUM_RECENT]
+
+
+def _tree_of(reading: Reading) -> list[dict[str, Any]]:
+    return [asdict(branch) for branch in prefix_tree(reading)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 
 import aiohttp
 import pytest
@@ -17,7 +18,7 @@ from test.unit.observe.test_reading import read
 from test.unit.router.fake_server import Served
 
 from banyan.cli import web
-from banyan.observe import asking
+from banyan.observe import asking, prefix_tree, watched
 from banyan.observe.asking import Unanswered
 from banyan.observe.reading import Reading
 from banyan.observe.watched import LEAST_AGE_S, Watched
@@ -104,6 +105,25 @@ def test_watched_when_many_look_then_the_server_is_asked_once_a_second_and_error
         assert life["sentences"] and life["url"] == "http://a"
         assert await watched.lives("other") == []
 
+    asyncio.run(scenario())
+
+
+def test_watched_when_many_look_then_the_tree_is_laid_once_for_each_reading_and_beside_the_loop(monkeypatch):
+    threads = []
+
+    def laid(reading):
+        threads.append(threading.get_ident())
+        return prefix_tree(reading)
+
+    async def look(url):
+        return read(FakeBanyan())
+
+    async def scenario():
+        seen = Watched("http://a", look)
+        told = await asyncio.gather(*(seen.told() for _ in range(5)))
+        assert all(one["tree"] for one in told) and len(threads) == 1 and threads != [threading.get_ident()]
+
+    monkeypatch.setattr(watched, "prefix_tree", laid)
     asyncio.run(scenario())
 
 
