@@ -108,6 +108,30 @@ def test_watched_when_many_look_then_the_server_is_asked_once_a_second_and_error
     asyncio.run(scenario())
 
 
+def test_watched_when_the_server_hangs_then_what_was_seen_last_is_told_and_it_is_asked_once(monkeypatch):
+    async def scenario():
+        answers, now_s, num_looks = asyncio.Event(), [100.0], [0]
+
+        async def look(url):
+            num_looks[0] += 1
+            await answers.wait()
+            return read(FakeBanyan())
+
+        seen = Watched("http://a", look, lambda: now_s[0])
+        assert await seen.told() == {"url": "http://a", "error": "http://a has not answered yet"}
+        assert await seen.lives("r") == [] and num_looks == [1]
+        answers.set()
+        monkeypatch.setattr(watched, "PATIENCE_S", 10)
+        assert (await seen.told())["error"] == ""
+        monkeypatch.setattr(watched, "PATIENCE_S", 0.05)
+        answers.clear()
+        now_s[0] += LEAST_AGE_S
+        assert len((await seen.told())["history"]) == 1 and num_looks == [2]
+
+    monkeypatch.setattr(watched, "PATIENCE_S", 0.05)
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
 def test_watched_when_many_look_then_the_tree_is_laid_once_for_each_reading_and_beside_the_loop(monkeypatch):
     threads = []
 
