@@ -108,6 +108,17 @@ def test_page_when_a_server_runs_without_banyan_then_one_line_says_what_to_do(sh
     expect(tab.locator("#body")).to_be_hidden()
 
 
+def test_page_when_no_server_shares_then_the_routers_table_still_says_what_it_knows_of_them(show, server):
+    server.banyan = False
+    tab = show(server)
+    row = {"server": "http://a", "role": "null", "state": "down", "is_draining": False, "num_in_flight": 3}
+    told = {"servers": [{"url": "http://a", "error": "none"}], "router": [{**row, "known_blocks": [], "last_error": "no"}]}
+    tab.route("**/data", lambda route: route.fulfill(json=told))
+    expect(tab.get_by_role("region", name="Router").locator("tbody td")).to_have_text(
+        ["http://a", "null", "down", "3", "0", "no"]
+    )
+
+
 def test_page_when_something_is_wrong_then_the_alert_names_the_rank_and_the_way_out(show, server):
     server.more[1] = {"num_quarantined_pages": 90}
     tab = show(server)
