@@ -15,6 +15,9 @@ from typing import NewType
 PageKey = NewType("PageKey", str)
 """Content address of a page: 64 hex characters of SGLang's chained sha256 page hash."""
 
+MAX_RANKS = 1024
+"""Of one server: whoever says more is no server, and each gets a row in the policies' table."""
+
 
 @dataclass(frozen=True, slots=True)
 class PrefixSpan:

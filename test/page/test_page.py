@@ -12,6 +12,16 @@ def drawn(tab):
     return tab.evaluate("document.body.dataset.drawn")
 
 
+def held(tab, url, ask=lambda: None):
+    """Waits for a question of the page that is not answered until what comes back is called."""
+    asked = []
+    tab.route(url, lambda route: asked.append(route))
+    ask()
+    while not asked:
+        tab.wait_for_timeout(20)
+    return asked[0].continue_
+
+
 def test_page_when_a_server_is_well_then_its_figures_are_there_and_go_on(show, server):
     tab = show(server)
     expect(tab).to_have_title("Banyan")
@@ -108,6 +118,20 @@ def test_page_when_a_server_runs_without_banyan_then_one_line_says_what_to_do(sh
     expect(tab.locator("#body")).to_be_hidden()
 
 
+def test_page_when_no_server_shares_then_the_routers_table_still_says_what_it_knows_of_them(show, server):
+    server.banyan = False
+    tab = show(server)
+    row = {"server": "http://a", "role": "null", "state": "down", "is_draining": False, "num_in_flight": 3}
+    told = {
+        "servers": [{"url": "http://a", "error": "none"}],
+        "router": [{**row, "known_blocks": [], "last_error": "no"}],
+    }
+    tab.route("**/data", lambda route: route.fulfill(json=told))
+    expect(tab.get_by_role("region", name="Router").locator("tbody td")).to_have_text(
+        ["http://a", "null", "down", "3", "0", "no"]
+    )
+
+
 def test_page_when_something_is_wrong_then_the_alert_names_the_rank_and_the_way_out(show, server):
     server.more[1] = {"num_quarantined_pages": 90}
     tab = show(server)
@@ -130,6 +154,29 @@ def test_page_when_there_are_two_servers_then_one_is_chosen_and_paused_means_tha
     assert server.num_asked == num_asked
     tab.get_by_role("button", name="Go on").click()
     expect(tab.get_by_role("status")).to_have_text("live")
+
+
+def test_page_when_it_is_paused_while_a_question_is_under_way_then_it_stays_paused(show, server):
+    tab = show(server)
+    go_on = held(tab, "**/data")
+    tab.get_by_role("button", name="Pause").click()
+    before = drawn(tab)
+    go_on()
+    tab.wait_for_selector(f"body:not([data-drawn='{before}'])")
+    expect(tab.get_by_role("status")).to_have_text("paused")
+
+
+def test_life_when_an_answer_comes_later_than_the_next_ones_then_it_is_not_shown(show, server):
+    tab = show(server)
+    tab.get_by_label("Request id").fill("first")
+    go_on = held(tab, "**=first", lambda: tab.keyboard.press("Enter"))
+    tab.get_by_label("Request id").fill("second")
+    tab.keyboard.press("Enter")
+    expect(tab.locator("#life")).to_contain_text("No rank remembers second")
+    with tab.expect_response("**=first"):
+        go_on()
+    tab.wait_for_timeout(300)
+    expect(tab.locator("#life")).to_contain_text("No rank remembers second")
 
 
 def test_page_when_it_is_narrow_or_dark_then_nothing_sticks_out_and_the_ground_is_dark(show, server):

@@ -178,8 +178,8 @@ def _explain(args: argparse.Namespace) -> int:
     from banyan.cli.engine import Engine, EngineError
 
     is_of_pages = args.rid == explain.DROPPED
-    engine = Engine(args.url, api_key=_api_key(args))
     try:
+        engine = Engine(args.url, api_key=_api_key(args))
         found = explain.drops(engine) if is_of_pages else explain.decisions(engine, args.rid)
         if args.json:
             print(json.dumps(found, indent=2))
@@ -187,7 +187,7 @@ def _explain(args: argparse.Namespace) -> int:
             print("\n".join(map(explain.drop_sentence, found)) or "no rank has dropped a page to make room")
         else:
             print("\n".join(line for one in found for line in explain.sentences(one)))
-    except EngineError as error:
+    except (EngineError, OSError, UnicodeDecodeError) as error:
         print(f"banyan explain: {error}", file=sys.stderr)
         return 1
     except (KeyError, TypeError, ValueError) as error:

@@ -95,11 +95,15 @@ def _run(args: argparse.Namespace) -> int:
         prompt = args.prompt if args.prompt is not None else args.prompt_file.read_text()
         question = Question(prompt, args.tokens, args.rank, tuple(args.first_on))
         traced = trace({url: Engine(url, api_key=api_key) for url in args.url}, question, listen=args.listen)
-        about = {"command": ["banyan", *sys.argv[1:]], "first_on": args.first_on, "rank": args.rank}
+        # Not the command: it may have the prompt in it, and the file is passed on.
+        about = {"tokens": args.tokens, "first_on": args.first_on, "rank": args.rank}
         servers = {label: one.tracks for label, one in traced.items()}
         args.output.write_text(json.dumps(chrome_trace(servers, about)))
-    except (EngineError, OSError) as error:
+    except (EngineError, OSError, UnicodeDecodeError) as error:
         print(f"banyan trace: {error}", file=sys.stderr)
+        return 1
+    except KeyError as error:
+        print(f"banyan trace: the server is of another release, and tells it otherwise: {error!r}", file=sys.stderr)
         return 1
     except ImportError as error:
         print(f"banyan trace: {error}: pip install 'sglang[tracing]==0.5.23', as for the servers", file=sys.stderr)

@@ -12,8 +12,11 @@ import msgspec
 
 from banyan.decoding import json_of
 from banyan.observe.reading import Reading
+from banyan.whole_answer import whole
 
 TIMEOUT_S = 15.0
+MAX_TOLD_BYTES = 64 << 20
+"""A rank tells 300 KB at most: 32 prompts of 65 marks, 256 decisions."""
 
 
 class Unanswered(Exception):
@@ -30,7 +33,7 @@ async def look(session: aiohttp.ClientSession, url: str, api_key: str | None) ->
         async with asyncio.timeout(TIMEOUT_S):
             info = await _json(session, f"{url}/server_info", api_key)
             loads = await _loads(session, f"{url}/v1/loads?include=core", api_key)
-        return Reading.of(url, time.time(), info, loads)
+        return await asyncio.to_thread(Reading.of, url, time.time(), info, loads)
     except TimeoutError:
         raise Unanswered(f"{url} has not answered for {TIMEOUT_S:g} s") from None
     except (aiohttp.ClientError, msgspec.DecodeError) as error:
@@ -52,4 +55,4 @@ async def _json(session: aiohttp.ClientSession, url: str, api_key: str | None) -
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     # The router's session leaves what is compressed as it is, and asks for nothing compressed.
     async with session.get(url, headers=headers, raise_for_status=True) as response:
-        return json_of(await response.read())
+        return json_of(await whole(response, MAX_TOLD_BYTES))

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 
 from banyan.observe.reading import Reading, SeenPrompt
 
+MAX_LEVELS = 64
+"""What parts deeper is left out: whoever makes the tree, and the text of it, goes down by calls."""
+
 
 @dataclass(slots=True)
 class Branch:
@@ -41,41 +44,42 @@ class Branch:
 def prefix_tree(reading: Reading) -> list[Branch]:
     """The branches that begin at the root, the one with the most turns first."""
     prompts = [prompt for rank in reading.ranks for prompt in rank.prompts]
-    return _branches(sorted(prompts, key=lambda prompt: prompt.num_tokens), 0)
+    return _branches(sorted(prompts, key=lambda prompt: prompt.num_tokens), 0, MAX_LEVELS)
 
 
-def _branches(prompts: Sequence[SeenPrompt], start: int) -> list[Branch]:
-    """Prompts that agree up to ``start``, as branches from there on."""
-    found = [_branch(group, start) for group in _groups(prompts, start)]
+def _branches(prompts: Sequence[SeenPrompt], start: int, num_levels: int) -> list[Branch]:
+    """Prompts that agree up to ``start``, as branches from there on, so many levels of them."""
+    found = [_branch(group, start, num_levels) for group in _groups(prompts, start)]
     return sorted(found, key=lambda branch: (-branch.num_turns, branch.key))
 
 
 def _groups(prompts: Iterable[SeenPrompt], start: int) -> list[list[SeenPrompt]]:
-    """Those that go on alike behind ``start``."""
+    """Those that go on alike behind ``start``: each agrees there with the first of its group."""
     groups: list[list[SeenPrompt]] = []
+    found: dict[tuple[int, str], list[SeenPrompt]] = {}
     for prompt in prompts:
-        for group in groups:
-            if _common(prompt, group[0]) > start:
-                group.append(prompt)
-                break
-        else:
-            groups.append([prompt])
+        marks = [mark for mark in prompt.marks.items() if mark[0] > start]
+        group = next((found[mark] for mark in marks if mark in found), None)
+        if group is None:
+            group = []
+            groups.append(group)
+            found.update(dict.fromkeys(marks, group))
+        group.append(prompt)
     return groups
 
 
 def _common(one: SeenPrompt, other: SeenPrompt) -> int:
     """Tokens up to the last mark at which both prompts agree."""
-    theirs = dict(other.marks)
-    return max((tokens for tokens, key in one.marks if theirs.get(tokens) == key), default=0)
+    return next((tokens for tokens in reversed(one.marks) if other.marks.get(tokens) == one.marks[tokens]), 0)
 
 
-def _branch(group: list[SeenPrompt], start: int) -> Branch:
+def _branch(group: list[SeenPrompt], start: int, num_levels: int) -> Branch:
     first = group[0]
     end = min([first.num_tokens, *(_common(first, other) for other in group[1:])])
     branch = Branch(
         start_tokens=start,
         end_tokens=end,
-        key=dict(first.marks)[end],
+        key=first.marks[end],
         num_prompts=len(group),
         num_turns=sum(prompt.num_turns for prompt in group),
         last_seen_s=max(prompt.seen_s for prompt in group),
@@ -84,8 +88,8 @@ def _branch(group: list[SeenPrompt], start: int) -> Branch:
         rids=[prompt.rid for prompt in group if prompt.num_tokens == end],
     )
     rest = [prompt for prompt in group if prompt.num_tokens > end]
-    if rest:
-        branch.children = _branches(rest, end)
+    if rest and num_levels > 1:
+        branch.children = _branches(rest, end, num_levels - 1)
     return branch
 
 

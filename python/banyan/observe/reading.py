@@ -3,12 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+from banyan.core import MAX_RANKS
 from banyan.observe.request_history import can_be_said
+from banyan.planner.planner import MAX_DECISIONS
 from banyan.telemetry import DESCRIPTIONS, gauges_of, rid_pseudonym
+from banyan.telemetry.changing_lines import MOST_SHOWN
+from banyan.telemetry.recent_prompts import MAX_PROMPTS
+
+C = TypeVar("C", bound=Collection[Any])
 
 HIT_SOURCES = ("own", "peer", "host", "store")
 """Where cached tokens were, the nearest first; counters ``<source>_tokens``."""
@@ -23,22 +29,22 @@ class SeenPrompt:
     """One of a rank's last prompts, and who holds how many leading tokens of it.
 
     Attributes:
-        marks: places in it, in tokens from the root, each with the key of the page that ends there; at least one.
+        marks: rising places in it, in tokens from the root, and the key of the page that ends at each; at least one.
         pools: by rank.
     """
 
     rid: str
     num_turns: int
     seen_s: float
-    marks: tuple[tuple[int, str], ...]
+    marks: dict[int, str]
     pools: tuple[int, ...]
     arena: int
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> SeenPrompt:
-        marks = tuple((int(tokens), str(key)) for tokens, key in told["marks"])
-        if not marks:
-            raise ValueError("a prompt without marks")
+        marks = {int(tokens): str(key) for tokens, key in told["marks"]}
+        if not marks or [0, *marks] != sorted({0, *marks}):
+            raise ValueError("a prompt whose marks do not rise from its first token")
         return cls(
             rid=str(told["rid"]),
             num_turns=int(told["num_turns"]),
@@ -50,7 +56,7 @@ class SeenPrompt:
 
     @property
     def num_tokens(self) -> int:
-        return self.marks[-1][0]
+        return next(reversed(self.marks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +124,7 @@ class Reading:
 
         Raises:
             NotSharing: when no rank runs Banyan.
-            ValueError: when the answers are not SGLang's.
+            ValueError: when the answers are not SGLang's, or tell of more ranks or more of a rank than ours.
         """
         try:
             states = [state["banyan"] for state in info.get("internal_states") or () if "banyan" in state]
@@ -126,6 +132,7 @@ class Reading:
             firsts: dict[int, Mapping[str, Any]] = {}
             for state in sorted(states, key=lambda state: int(state.get("shard", 0))):
                 firsts.setdefault(int(state["dp_rank"]), state)
+            _at_most(MAX_RANKS, firsts)
             ranks = tuple(_rank(number, firsts[number], load_of.get(number)) for number in sorted(firsts))
         except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
             raise ValueError(f"{url}/server_info is not as Banyan's ranks answer: {error!r}") from None
@@ -164,11 +171,18 @@ def _rank(number: int, state: Mapping[str, Any], load: Mapping[str, Any] | None)
         num_running=_number(told.get("num_running_reqs")),
         num_waiting=_number(told.get("num_waiting_reqs")),
         num_used_tokens=_number(told.get("num_used_tokens")),
-        prompts=tuple(SeenPrompt.of(told) for told in state.get("prompts") or ()),
-        plans=tuple(plan for plan in state.get("plans") or () if can_be_said(plan)),
-        changing_lines=tuple(ChangingLine.of(told) for told in state.get("changing_lines") or ()),
+        prompts=tuple(map(SeenPrompt.of, _at_most(MAX_PROMPTS, state.get("prompts") or ()))),
+        plans=tuple(plan for plan in _at_most(MAX_DECISIONS, state.get("plans") or ()) if can_be_said(plan)),
+        changing_lines=tuple(map(ChangingLine.of, _at_most(MOST_SHOWN, state.get("changing_lines") or ()))),
         rid_nonce=rid_nonce,
     )
+
+
+def _at_most(most: int, told: C) -> C:
+    """``told``, of which a server is not to keep whoever looks busy."""
+    if len(told) > most:
+        raise ValueError(f"{len(told)} of what there are {most} at most")
+    return told
 
 
 def _number(value: Any) -> int | None:

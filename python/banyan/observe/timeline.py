@@ -101,7 +101,10 @@ def _is_thread(span: Span) -> bool:
 
 def _title(span: Span, by_id: Mapping[str, Span]) -> str:
     above = span
-    while not _is_thread(above) and above.parent in by_id:
+    # No further up than there are spans: who sends them may say that one is its own ancestor.
+    for _ in by_id:
+        if _is_thread(above) or above.parent not in by_id:
+            break
         above = by_id[above.parent]
     label = str(above.attributes.get("thread_label", "other"))
     title = next((title for end, title in TITLES.items() if label.endswith(end)), label)

@@ -4,6 +4,7 @@
 Invariants
   1. A server is asked at most once in ``LEAST_AGE_S``, however many look.
   2. While nobody looks, nothing is asked.
+  3. The tree is laid once for each reading, beside the event loop: a router's relays streams.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from banyan.observe.request_history import decisions_of, sentences
 from banyan.observe.summary import summary
 
 LEAST_AGE_S = 1.0
+PATIENCE_S = 2.0
+"""Then what was seen last is told: one server that hangs does not hold up what the others tell."""
 MAX_SAMPLES = 900
 """Of the history: half an hour of a page that looks every two seconds."""
 NUM_RECENT = 20
@@ -38,11 +41,12 @@ class Watched:
         self.url = url
         self._look = look
         self._clock = clock
-        self._lock = asyncio.Lock()
+        self._asking: asyncio.Task[None] | None = None
         self._asked_s = float("-inf")
         self._now: Reading | None = None
         self._before: Reading | None = None
-        self._error = ""
+        self._tree: list[dict[str, Any]] = []
+        self._error = f"{url} has not answered yet"
         self._samples: deque[list[float]] = deque(maxlen=MAX_SAMPLES)
 
     async def told(self) -> dict[str, Any]:
@@ -54,7 +58,7 @@ class Watched:
             "url": self.url,
             "error": self._error,
             **summary(Rates(self._now, self._before)),
-            "tree": [asdict(branch) for branch in prefix_tree(self._now)],
+            "tree": self._tree,
             "history": list(self._samples),
             "recent": self._recent(self._now),
         }
@@ -72,19 +76,25 @@ class Watched:
         return [{**told, "url": self.url, "sentences": sentences(told)} for told in found]
 
     async def _refresh(self) -> None:
-        async with self._lock:
-            if self._clock() - self._asked_s < LEAST_AGE_S:
-                return
-            try:
-                reading = await self._look(self.url)
-            except Unanswered as error:
-                self._error = str(error)
-            else:
-                self._error = ""
-                self._before, self._now = self._now, reading
-                found = [reading.total(f"{source}_tokens") for source in HIT_SOURCES]
-                self._samples.append([round(reading.taken_s, 2), *found, reading.total("prompt_tokens") - sum(found)])
-            self._asked_s = self._clock()
+        """A new reading where the last one is old enough, or what there is until the server answers."""
+        if self._asking is None or (self._asking.done() and self._clock() - self._asked_s >= LEAST_AGE_S):
+            self._asking = asyncio.create_task(self._ask())
+        done, _ = await asyncio.wait([self._asking], timeout=PATIENCE_S)
+        for asking in done:
+            asking.result()
+
+    async def _ask(self) -> None:
+        try:
+            reading = await self._look(self.url)
+            tree = await asyncio.to_thread(_tree_of, reading)
+        except Unanswered as error:
+            self._error = str(error)
+        else:
+            self._error = ""
+            self._before, self._now, self._tree = self._now, reading, tree
+            found = [reading.total(f"{source}_tokens") for source in HIT_SOURCES]
+            self._samples.append([round(reading.taken_s, 2), *found, reading.total("prompt_tokens") - sum(found)])
+        self._asked_s = self._clock()
 
     @staticmethod
     def _recent(reading: Reading) -> list[dict[str, Any]]:
@@ -92,3 +102,7 @@ class Watched:
         plans = [{"dp_rank": rank.dp_rank, **plan} for rank in reading.ranks for plan in rank.plans]
         plans.sort(key=lambda plan: plan.get("planned_s", 0.0), reverse=True)
         return plans[:NUM_RECENT]
+
+
+def _tree_of(reading: Reading) -> list[dict[str, Any]]:
+    return [asdict(branch) for branch in prefix_tree(reading)]

@@ -9,13 +9,11 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from banyan.core import Address
+from banyan.core import MAX_RANKS, Address
 from banyan.features.pairs import Role
 from banyan.routing import LoadReport
 
 _WILDCARDS = ("*", "0.0.0.0", "::", "[::]")
-MAX_RANKS = 1024
-"""Of one server: whoever says more is no server, and each gets a row in the policies' table."""
 MOST = 1 << 53
 """Of any number that a server tells: what is larger the policies could not reckon with, for any request."""
 LOAD_PORT = "load_endpoint_port_base"

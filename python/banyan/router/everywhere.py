@@ -19,7 +19,8 @@ from banyan.router.fleet import Server
 from banyan.router.health import State
 from banyan.router.paths import Row, To
 from banyan.router.settings import Settings
-from banyan.router.upstream import Lost, once, sent_back, whole
+from banyan.router.upstream import Lost, once, sent_back
+from banyan.whole_answer import whole
 
 
 async def ask_all(

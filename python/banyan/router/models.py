@@ -14,7 +14,7 @@ from banyan.decoding import json_of
 from banyan.router.answers import error
 from banyan.router.call import as_it_came
 from banyan.router.paths import MODELS
-from banyan.router.upstream import whole
+from banyan.whole_answer import whole
 
 TIMEOUT_S = 10.0
 

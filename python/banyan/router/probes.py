@@ -18,7 +18,7 @@ from banyan.router.description import Description, read_loads
 from banyan.router.fleet import Fleet, Server
 from banyan.router.health import Probe, State
 from banyan.router.settings import Settings
-from banyan.router.upstream import whole
+from banyan.whole_answer import whole
 
 logger = logging.getLogger("banyan.router")
 

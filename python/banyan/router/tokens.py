@@ -25,10 +25,10 @@ from banyan.router.fleet import Fleet, Server
 from banyan.router.metrics import Metrics
 from banyan.router.prompt import Request
 from banyan.router.settings import Settings
-from banyan.router.upstream import whole
 from banyan.routing.headers import TENANT_HEADER
 from banyan.routing.question import PATH_FIELD
 from banyan.routing.tenant_secret import TenantSecret
+from banyan.whole_answer import whole
 
 MOST_ASKING = 64
 """Questions at a time. Beyond, prompts are compared as text."""

@@ -19,11 +19,9 @@ from yarl import URL
 
 from banyan.router.call import HOP_BY_HOP
 from banyan.router.verdict import LINE_MARKS, MARKS, TooLong, WholeEvents
+from banyan.whole_answer import whole
 
 T = TypeVar("T")
-
-MAX_ANSWER_BYTES = 512 << 20
-"""Of one that is no stream: log-probabilities of a long prompt have as much as a tenth."""
 
 STREAMS: Mapping[str, Sequence[bytes]] = {"text/event-stream": MARKS, "application/x-ndjson": LINE_MARKS}
 """Answers that are passed on as they come: their type, and what ends an event."""
@@ -61,24 +59,6 @@ async def once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerTyp
         raise
     except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
         raise Lost(_said(error)) from error
-
-
-class TooLarge(aiohttp.ClientError):
-    """An answer that is not read to its end."""
-
-
-async def whole(response: aiohttp.ClientResponse) -> bytes:
-    """The body of an answer; a server is not to fill the router's memory.
-
-    Raises:
-        aiohttp.ClientError: when it breaks off, or has more than ``MAX_ANSWER_BYTES``.
-    """
-    body = bytearray()
-    async for piece in response.content.iter_any():
-        body += piece
-        if len(body) > MAX_ANSWER_BYTES:
-            raise TooLarge(f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
-    return bytes(body)
 
 
 class Attempt:

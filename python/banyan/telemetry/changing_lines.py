@@ -24,6 +24,9 @@ MOST_THREADS = 4
 MOST_TOKENS = 1 << 21
 """16 MB."""
 
+MOST_SHOWN = 8
+"""Of a rank: the last ones."""
+
 MANY_PROMPTS = 3
 """In a row that differ in one line: not by chance."""
 

@@ -76,6 +76,12 @@ def test_answer_when_pages_were_damaged_then_the_second_runs_and_it_computes():
     assert engine.seen[0] is None and actions(engine.seen[1]) == [asked.ACTION_TYPE]
 
 
+def test_damage_when_the_rid_is_long_and_has_lines_then_the_log_has_one_of_bounded_length(caplog):
+    ask(Engine([DAMAGED], ["right"]), rid="r\n" * 9999)
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "banyan"]
+    assert "\n" not in line and len(line) < 300
+
+
 def test_stream_when_it_ends_before_its_first_token_then_the_second_runs():
     engine = Engine([ABORT], ["right", "more"])
     assert ask(engine, stream=True) == ["right", "more"]

@@ -19,7 +19,7 @@ def serving(monkeypatch):
     return serving
 
 
-def handled(error, ids=(1, 2)):
+def handled(error, ids=(1, 2), rid="r"):
     """What was told, and to whom, when SGLang's handler raises this."""
     told = []
 
@@ -32,7 +32,7 @@ def handled(error, ids=(1, 2)):
         model_config=SimpleNamespace(vocab_size=320),
         weight_updater=SimpleNamespace(offload_tags=set()),
     )
-    asked = SimpleNamespace(rid="r", input_ids=ids, sampling_params=None)
+    asked = SimpleNamespace(rid=rid, input_ids=ids, sampling_params=None)
 
     def original(*args, **named):
         assert args == (scheduler, asked, "cleanup") and named == {"mm_input_error": None}
@@ -48,6 +48,12 @@ def test_request_when_sglang_cannot_make_it_then_its_client_is_told_and_the_rank
     ((answer, to),), asked = handled(error)
     assert isinstance(answer, AbortReq) and answer.rid == "r" and to is asked
     assert answer.finished_reason["status_code"] == 400 and str(error) in answer.finished_reason["message"]
+
+
+def test_refusal_when_rid_and_value_are_long_and_have_lines_then_the_log_has_one_of_bounded_length(caplog):
+    handled(ValueError("v\n" * 9999), rid="r\n" * 9999)
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "banyan"]
+    assert "\n" not in line and len(line) < 1300 and "'r\\nr" in line
 
 
 def test_request_when_banyan_is_off_then_sglang_has_it_as_it_came(monkeypatch):

@@ -94,6 +94,24 @@ def test_trace_when_two_servers_are_asked_then_one_file_has_both_and_nothing_is_
     assert "prefill" in said and "first token" in said and str(out) in said
 
 
+def test_trace_when_its_file_is_passed_on_then_the_prompt_is_not_in_it(servers, tmp_path, monkeypatch):
+    out = tmp_path / "t.json"
+    words = ["trace", "http://on", "--prompt", "my secret", "--listen", LISTEN, "--output", str(out)]
+    monkeypatch.setattr("sys.argv", ["banyan", *words])
+    assert cli.main(words) == 0
+    assert "secret" not in out.read_text() and json.loads(out.read_text())["otherData"]["tokens"] == 4
+
+
+def test_trace_when_a_file_or_an_answer_is_none_then_one_line_says_so(servers, tmp_path, monkeypatch, capsys):
+    broken = tmp_path / "broken"
+    broken.write_bytes(b"\xff")
+    assert cli.main(["trace", "http://on", "--prompt-file", str(broken), "--listen", LISTEN]) == 1
+    monkeypatch.setattr(FakeServer, "stream", lambda *_: iter([{"text": "a"}]))
+    assert cli.main(["trace", "http://on", "--prompt", "x", "--listen", LISTEN]) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert "can't decode" in first and "of another release" in second
+
+
 @pytest.mark.parametrize(
     ("info", "way_out"),
     [

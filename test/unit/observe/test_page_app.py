@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 
 import aiohttp
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 from test.unit.observe.fake_banyan import FakeBanyan
 from test.unit.observe.test_reading import read
 from test.unit.router.fake_server import Served
 
 from banyan.cli import web
+from banyan.observe import asking, prefix_tree, watched
 from banyan.observe.asking import Unanswered
 from banyan.observe.reading import Reading
 from banyan.observe.watched import LEAST_AGE_S, Watched
@@ -104,6 +108,49 @@ def test_watched_when_many_look_then_the_server_is_asked_once_a_second_and_error
     asyncio.run(scenario())
 
 
+def test_watched_when_the_server_hangs_then_what_was_seen_last_is_told_and_it_is_asked_once(monkeypatch):
+    async def scenario():
+        answers, now_s, num_looks = asyncio.Event(), [100.0], [0]
+
+        async def look(url):
+            num_looks[0] += 1
+            await answers.wait()
+            return read(FakeBanyan())
+
+        seen = Watched("http://a", look, lambda: now_s[0])
+        assert await seen.told() == {"url": "http://a", "error": "http://a has not answered yet"}
+        assert await seen.lives("r") == [] and num_looks == [1]
+        answers.set()
+        monkeypatch.setattr(watched, "PATIENCE_S", 10)
+        assert (await seen.told())["error"] == ""
+        monkeypatch.setattr(watched, "PATIENCE_S", 0.05)
+        answers.clear()
+        now_s[0] += LEAST_AGE_S
+        assert len((await seen.told())["history"]) == 1 and num_looks == [2]
+
+    monkeypatch.setattr(watched, "PATIENCE_S", 0.05)
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_watched_when_many_look_then_the_tree_is_laid_once_for_each_reading_and_beside_the_loop(monkeypatch):
+    threads = []
+
+    def laid(reading):
+        threads.append(threading.get_ident())
+        return prefix_tree(reading)
+
+    async def look(url):
+        return read(FakeBanyan())
+
+    async def scenario():
+        seen = Watched("http://a", look)
+        told = await asyncio.gather(*(seen.told() for _ in range(5)))
+        assert all(one["tree"] for one in told) and len(threads) == 1 and threads != [threading.get_ident()]
+
+    monkeypatch.setattr(watched, "prefix_tree", laid)
+    asyncio.run(scenario())
+
+
 def another_releases(plans):
     """What a rank tells of its decisions where they have other fields, or other things in them."""
     without = [{name: value for name, value in plans[0].items() if name != gone} for gone in ("rid", "found", "steps")]
@@ -144,6 +191,23 @@ def test_page_when_a_server_tells_of_requests_as_another_release_then_the_others
                 assert [len(one["recent"]) for one in servers] == [1, min(len(plans), 20)]
             async with client.get(f"{served.url}/banyan/request", params={"rid": rid}) as response:
                 assert response.status == 200 and [one["url"] for one in await response.json()] == ["http://ours"]
+        await served.stop()
+
+    asyncio.run(scenario())
+
+
+def test_page_when_a_server_tells_too_much_then_the_rest_is_not_read_and_it_is_said(monkeypatch):
+    monkeypatch.setattr(asking, "MAX_TOLD_BYTES", 1 << 20)
+
+    async def much(request):
+        return PlainTextResponse(b" " * (2 << 20) + b"{}")
+
+    async def scenario():
+        served = Served(Starlette(routes=[Route("/server_info", much)]))
+        await served.start()
+        async with aiohttp.ClientSession() as client:
+            with pytest.raises(Unanswered, match="an answer of more than 1 MiB"):
+                await asking.look(client, served.url, None)
         await served.stop()
 
     asyncio.run(scenario())

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 
 import pytest
 from test.unit.observe.fake_banyan import NOW_S, FakeBanyan
 
 from banyan.observe import NotSharing, Rates, Reading, prefix_tree
+from banyan.observe.prefix_tree import MAX_LEVELS
+from banyan.observe.reading import SeenPrompt
 from banyan.observe.summary import summary
 
 URL = "http://a"
@@ -97,6 +100,29 @@ def test_summary_when_prompts_were_answered_then_hits_and_computed_are_all_token
     assert summary(Rates(read(FakeBanyan(store=False))))["store"] is None
 
 
+@pytest.mark.parametrize(("part", "most"), [("prompts", 32), ("plans", 256), ("changing_lines", 8)])
+def test_reading_when_a_rank_tells_more_than_ours_do_then_it_is_not_read_and_it_is_said(part, most):
+    info = FakeBanyan(num_ranks=1).info()
+    info["internal_states"][0]["banyan"][part] = [None] * (most + 1)
+    with pytest.raises(ValueError, match=f"{most + 1} of what there are {most} at most"):
+        Reading.of(URL, NOW_S, info, None)
+
+
+def test_reading_when_a_server_has_more_ranks_than_any_then_they_are_not_read_and_it_is_said():
+    with pytest.raises(ValueError, match="1025 of what there are 1024 at most"):
+        Reading.of(URL, NOW_S, {"internal_states": [{"banyan": {"dp_rank": rank}} for rank in range(1025)]}, None)
+
+
+def told_prompt(*marks):
+    return {"rid": "r", "num_turns": 1, "seen_s": 0, "marks": marks, "pools": [], "arena": 0}
+
+
+@pytest.mark.parametrize("places", [(), (0,), (-16, 16), (32, 16)])
+def test_reading_when_a_prompts_marks_do_not_rise_from_its_first_token_then_it_is_said(places):
+    with pytest.raises(ValueError, match="marks do not rise"):
+        SeenPrompt.of(told_prompt(*([place, "k"] for place in places)))
+
+
 def test_tree_when_prompts_share_their_beginning_then_it_is_one_branch_and_says_who_holds_it():
     server = FakeBanyan()
     tree = prefix_tree(read(server))
@@ -105,6 +131,16 @@ def test_tree_when_prompts_share_their_beginning_then_it_is_one_branch_and_says_
     assert [child.num_prompts for child in shared.children] and sum(b.num_prompts for b in shared.children) == 9
     assert shared.pools == [320, 320] and shared.arena == 320
     assert (other.end_tokens, other.pools, other.children) == (480, [480, 0], [])
+
+
+def test_tree_when_prompts_are_nested_deeper_than_calls_go_then_the_first_levels_are_there():
+    info = FakeBanyan(num_ranks=20).info()
+    for rank, state in enumerate(info["internal_states"]):
+        ends = range(rank * 32 + 1, rank * 32 + 33)
+        state["banyan"]["prompts"] = [told_prompt(*([page * 16, page] for page in range(1, end + 1))) for end in ends]
+    (branch,) = prefix_tree(Reading.of(URL, NOW_S, info, None))
+    assert (branch.num_prompts, branch.end_tokens, len(list(walk([branch])))) == (640, 16, MAX_LEVELS)
+    json.dumps(asdict(branch))
 
 
 def walk(branches):

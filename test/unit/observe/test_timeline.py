@@ -84,6 +84,11 @@ def test_tracks_when_a_rank_has_several_shards_and_a_thread_is_unknown_then_each
     assert list(tracks_of(spans, client_steps())) == [CLIENT, "rank 0, shard 3", "transfer worker 1"]
 
 
+def test_tracks_when_a_span_is_its_own_ancestor_then_it_lies_beside_the_others():
+    spans = [span("x", "1", "2", 0, 1), span("y", "2", "1", 0, 1), span("z", "3", "3", 0, 1)]
+    assert list(tracks_of(spans, client_steps())) == [CLIENT, "other"]
+
+
 @pytest.mark.parametrize("missing", ["root", "s"])
 def test_whole_when_a_parent_has_not_come_then_not(missing):
     assert is_whole(made_spans())

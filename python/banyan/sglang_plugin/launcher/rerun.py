@@ -80,7 +80,8 @@ async def _answers(
     except HTTPException as error:
         if has_answered or error.detail != LOAD_FAILED:
             raise
-    logger.warning("banyan: pages of request %s were damaged: it is run again without the cache", obj.rid)
+    # A client's text, of any length and with any line ends.
+    logger.warning("banyan: pages of request %.128r were damaged: it is run again without the cache", obj.rid)
     async for answer in original(manager, _computed(fresh), request):
         yield answer
 

@@ -43,7 +43,8 @@ def around_handle_request(original: Callable[..., None], scheduler: Any, asked: 
         original(scheduler, asked, *args, **named)
     except OF_A_WRONG_VALUE as error:
         message = f"SGLang makes no request of this: {type(error).__name__}: {error}"
-        logger.warning("banyan: request %s is refused: %s", asked.rid, message)
+        # Both hold a client's text, of any length and with any line ends.
+        logger.warning("banyan: request %.128r is refused: %.1024r", asked.rid, message)
         _refuse(scheduler, asked, message, HTTPStatus.BAD_REQUEST)
 
 

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from banyan.sglang_plugin.rank.reporting.line_report import MOST_MARKS, MOST_SHOWN, LineReport
+from banyan.sglang_plugin.rank.reporting.line_report import MOST_MARKS, LineReport
 from banyan.telemetry import Counters, Parting
+from banyan.telemetry.changing_lines import MOST_SHOWN
 
 
 class Words:

@@ -14,8 +14,8 @@ from itertools import islice
 from typing import Any
 
 from banyan.telemetry import ChangingLines, Counters, Parting
+from banyan.telemetry.changing_lines import MOST_SHOWN
 
-MOST_SHOWN = 8
 MOST_LOOKED_BACK, MOST_MARKS = 4096, 32
 """Tokens, for the mark that begins a message, and marks among them: a prompt may be nothing but marks, and each is
 decoded on the scheduler's thread."""
