@@ -20,6 +20,7 @@ from banyan._native import store_survey
 from banyan.layout import cacheable_tokens
 from banyan.routing import Reason
 from benchmark import two_nodes
+from benchmark.alternatives.kept import wait_until_still
 from benchmark.modes import asking, models
 from benchmark.servers import ServerSpec, cpu_env, free_port, wait_ready
 from benchmark.two_nodes import ADDRESSES, TwoNodes
@@ -177,7 +178,14 @@ def test_rank_when_it_lies_on_two_nodes_then_what_leaves_its_pools_comes_back_fr
     # Of MLA both shards have all of a page: each node keeps one.
     prompts = [next(asked) for _ in range(5)]
     with one_rank(there, models.MLA, tmp_path) as server:
-        computed = [there(server.ask, ids) for ids in prompts]
+        computed, num_pages = [], 0
+        for ids in prompts:
+            computed.append(there(server.ask, ids))
+            num_pages += whole_pages(ids) // PAGE
+            # What has left the pool and is not yet copied down is nowhere.
+            until(lambda num_pages=num_pages: there(server.total, "backed_up_pages") >= num_pages)
+        # Of what a node has copied down, only the first one's rank tells: the other one has as long.
+        assert wait_until_still(lambda: there(server.total, "backed_up_pages"), timeout_s=60)
         again = [there(server.ask, ids) for ids in prompts]
     assert not any(sum(cached.values()) for _, cached in computed)
     assert [said for said, _ in again] == [said for said, _ in computed]
@@ -239,9 +247,13 @@ class PairOverNodes:
         return answer["output_ids"], computed["meta_info"]["cached_tokens"]
 
     def known_records(self) -> set[int]:
-        """How many pages in the store the ranks of both servers know of."""
+        """How many pages in the store the prefill server's ranks know of. Those of a decode server do not ask."""
+        return {state["store"]["num_records"] for state in self.prefill.ranks().values()}
+
+    def num_stored(self) -> int:
+        """How many pages the ranks of both servers have stored."""
         states = [state for server in (self.prefill, self.decode) for state in server.ranks().values()]
-        return {state["store"]["num_records"] for state in states}
+        return sum(state["store"]["own_records"] for state in states)
 
 
 @contextmanager
@@ -281,7 +293,10 @@ def test_next_turn_when_both_servers_of_a_pair_lie_on_two_nodes_then_each_prefil
             num_answer_pages += (len(turns[ranks]) - 1) // PAGE - len(ids) // PAGE
         until(lambda: there(pair.decode.total, "archived_pages") >= num_answer_pages)
         # A rank learns what others have stored by a thread of its own.
-        until(lambda: len(there(pair.known_records)) == 1, told=lambda: there(pair.known_records))
+        until(
+            lambda: there(pair.known_records) == {there(pair.num_stored)},
+            told=lambda: (there(pair.known_records), there(pair.num_stored)),
+        )
         for ranks, turn in turns.items():
             again, found = there(pair.ask, [*turn, *turn[:30]], ranks)
             assert found >= (len(turn) - 1) // PAGE * PAGE, ranks

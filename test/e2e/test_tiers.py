@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -69,11 +70,36 @@ def settled(client: Client, name: str) -> int:
     return seen[-1]
 
 
-def crowd_out(client: Client, prompt, name: str) -> None:
+def num_stored(client: Client) -> int:
+    """Pages stored, once nothing is on its way: what is being written holds its frame of the arena."""
+    settled(client, "backed_up_pages")
+    until(lambda: not sum(rank["store"]["backlog_pages"] for rank in client.ranks().values()))
+    return settled(client, "archived_pages")
+
+
+def in_store(client: Client, ids: list[int]) -> list[int]:
+    """The answer to a new prompt, once the store has all pages of both."""
+    before = num_stored(client)
+    output, _ = client.generate(ids, rank=0)
+    # Without the last token of the answer, which no page holds yet.
+    num_pages = (len(ids) + len(output) - 1) // PAGE
+    until(lambda: client.total("archived_pages") >= before + num_pages)
+    return output
+
+
+def in_arena(client: Client, ids: list[int], *, rank: int) -> tuple[int, float]:
+    """The first token behind a new prompt, once that is in the arena: what is not gives way last in the pool."""
+    before = client.total("backed_up_pages")
+    first = client.first_token(ids, rank=rank)
+    until(lambda: client.total("backed_up_pages") >= before + len(ids) // PAGE)
+    return first
+
+
+def crowd_out(ask: Callable[..., object], prompt, name: str) -> None:
     """Fill both pools with other prompts."""
     for number in range(2):
         for rank in (0, 1):
-            client.first_token(prompt(f"{name}-{number}-{rank}", 850), rank=rank)
+            ask(prompt(f"{name}-{number}-{rank}", 850), rank=rank)
 
 
 def test_prefix_when_it_has_left_both_pools_then_either_rank_takes_it_from_the_arena(tiers, prompt):
@@ -81,8 +107,8 @@ def test_prefix_when_it_has_left_both_pools_then_either_rank_takes_it_from_the_a
     for rank in (1, 0):
         # Each rank its own prompt: one that has come twice is worth more than the crowd, and stays.
         ids = prompt(f"arena-{rank}", 600)
-        token, log_probability = client.first_token(ids, rank=0)
-        crowd_out(client, prompt, f"crowd-{rank}")
+        token, log_probability = in_arena(client, ids, rank=0)
+        crowd_out(partial(in_arena, client), prompt, f"crowd-{rank}")
         before = settled(client, "backed_up_pages")
         _, meta = client.generate(ids, rank=rank, num_tokens=1)
         details = meta["cached_tokens_details"]
@@ -105,10 +131,7 @@ def test_arena_when_both_ranks_hold_the_same_prompt_then_one_copy_for_the_node(t
 
 def test_prefix_when_the_server_was_restarted_then_it_comes_from_the_store_with_the_same_tokens(tiers, prompt):
     asked = {name: prompt(name, 750) for name in ("monday", "tuesday", "wednesday")}
-    before = tiers.client.total("archived_pages")
-    computed = {name: tiers.client.generate(ids, rank=0) for name, ids in asked.items()}
-    num_pages = sum(len(ids) // PAGE for ids in asked.values())
-    until(lambda: tiers.client.total("archived_pages") >= before + num_pages)
+    computed = {name: in_store(tiers.client, ids) for name, ids in asked.items()}
     tiers.restart()
     num_found = 0
     for name, ids in asked.items():
@@ -117,13 +140,13 @@ def test_prefix_when_the_server_was_restarted_then_it_comes_from_the_store_with_
         # What has been read when its prompt's turn comes is in the arena by then.
         found = details["storage"] + details["host"]
         assert found >= 0.97 * (len(ids) - PAGE), name
-        assert output == computed[name][0], name
+        assert output == computed[name], name
         num_found += found
     until(lambda: tiers.client.total("read_pages") >= num_found // PAGE)
     assert tiers.client.total("read_failed_pages") == 0
     output, meta = tiers.client.generate(asked["monday"], rank=0)
     assert meta["cached_tokens_details"]["storage"] == 0, "it is read once for the node"
-    assert output == computed["monday"][0]
+    assert output == computed["monday"]
 
 
 def test_metrics_when_there_is_a_store_then_what_it_tells_is_there(tiers):
@@ -136,9 +159,7 @@ def test_metrics_when_there_is_a_store_then_what_it_tells_is_there(tiers):
 
 def test_request_when_its_pages_are_damaged_on_disk_then_it_is_answered_all_the_same(tiers, prompt):
     ids = prompt("thursday", 750)
-    before = tiers.client.total("archived_pages")
-    expected, _ = tiers.client.generate(ids, rank=0)
-    until(lambda: tiers.client.total("archived_pages") >= before + len(ids) // PAGE)
+    expected = in_store(tiers.client, ids)
     tiers.server.stop()
     damage(tiers.store)
     tiers.restart()
@@ -179,17 +200,15 @@ def test_prefix_when_it_is_longer_than_the_arena_then_its_beginning_comes_from_t
     tiers, prompt
 ):
     ids = prompt("sunday", 850)
-    before = tiers.client.total("archived_pages")
-    expected, _ = tiers.client.generate(ids, rank=0)
-    until(lambda: tiers.client.total("archived_pages") >= before + 850 // PAGE)
+    expected = in_store(tiers.client, ids)
     tiers.restart("--banyan-host-gb", "0.02")
     for _ in range(2):
         output, meta = tiers.client.generate(ids, rank=0)
         details = meta["cached_tokens_details"]
         assert output == expected
         assert 300 <= details["storage"] + details["host"] <= 600, f"an arena has room for 29 pages: {details}"
-        crowd_out(tiers.client, prompt, "other")
-        settled(tiers.client, "backed_up_pages")
+        crowd_out(tiers.client.first_token, prompt, "other")
+        num_stored(tiers.client)
     assert tiers.client.total("fetches_failed") == tiers.client.total("read_failed_pages") == 0
     assert "lends 29 at once" in tiers.server.log_path.read_text(errors="replace")
 

@@ -93,6 +93,8 @@ def test_pins_when_ten_times_the_pools_has_come_then_they_are_there_in_every_tie
         told.client.first_token(prompt(f"told scan {number}", 600), rank=number % 2)
         # What leaves the pool before it is copied down pushes nothing out of the arena.
         until(lambda before=before: told.client.total("backed_up_pages") >= before + 600 // PAGE)
+    # What waits to be written pushes nothing out of the store.
+    until(lambda: not sum(rank["store"]["backlog_pages"] for rank in told.client.ranks().values()))
     at_rank_0, beyond = told.found(small, 0), told.found(large, 0)
     assert at_rank_0["device"] == 304 and beyond["host"] + beyond["device"] >= 464, (at_rank_0, beyond)
     assert sum(told.found(brief, 0).get(where, 0) for where in SOURCES) == 0

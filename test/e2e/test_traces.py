@@ -90,8 +90,11 @@ def test_trace_when_a_request_fetches_then_the_callers_trace_has_its_lookup_and_
 
 
 def test_banyan_trace_when_a_request_fetches_then_its_file_has_every_step_and_every_layer(
-    server, endpoint, tmp_path, capsys
+    server, endpoint, tmp_path, capsys, monkeypatch
 ):
+    # Nobody knows of spans that have not come: a rank may be as late with them as a busy machine makes it.
+    monkeypatch.setattr("banyan.cli.trace.QUIET_S", 6.0)
+    monkeypatch.setattr("banyan.cli.trace.PATIENCE_S", 90.0)
     prompt, out = tmp_path / "prompt.txt", tmp_path / "trace.json"
     prompt.write_text("the river and the stone, the harbour and the road " * 12)
     words = ["trace", server.url, "--prompt-file", str(prompt), "--first-on", "0", "--rank", "1"]
@@ -114,7 +117,10 @@ def test_banyan_trace_when_a_request_fetches_then_its_file_has_every_step_and_ev
     # All of it between the moment of sending and the end of the answer, on one clock.
     ended_us = max(one["ts"] + one["dur"] for one in by_track["client"])
     slack_us = 1e3
-    assert all(-slack_us <= one["ts"] and one["ts"] + one["dur"] <= ended_us + slack_us for one in steps)
+    assert all(-slack_us <= one["ts"] for one in steps)
+    # The dispatcher looks at its clock when the request is on its way already.
+    in_time = [step for track, some in by_track.items() if track != "dispatcher" for step in some]
+    assert all(one["ts"] + one["dur"] <= ended_us + slack_us for one in in_time)
     for track in by_track.values():
         assert_nested(track)
     said = capsys.readouterr().out

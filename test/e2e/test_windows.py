@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from test.e2e.conftest import Client
+from test.e2e.test_tiers import num_stored
 from transformers import AutoModelForCausalLM
 
 from benchmark.modes import asking, models
@@ -100,7 +101,11 @@ def test_windows_when_prefixes_come_from_anywhere_then_tokens_are_those_of_a_ser
         with ThreadPoolExecutor(len(wanted)) as threads:
             firsts = list(threads.map(lambda ask: client.generate(ask[0], rank=ask[1], num_tokens=1)[0], wanted))
         assert firsts == [tokens[:1] for tokens in plain for _ in (0, 1)]
-        assert client.total("fetches_failed") == 0 and client.total("archived_pages") > 0
+        num_failed = client.total("fetches_failed")
+        num_given_up = on.log_path.read_text(errors="replace").count("fetch(es) are given up")
+        assert num_failed <= num_given_up, "but for those that made way for a rank that stood still"
+        # What still waits to be written when a server stops is lost.
+        assert num_stored(client) > 0
 
     with serve(tmp_path, "again", *KEPT, *store, dp=2, share="on") as again:
         wait_ready([again])

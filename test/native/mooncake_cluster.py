@@ -12,9 +12,9 @@ LENT_BYTES = 16 << 20
 CLIENT_TTL_S = 2
 
 
-def start(logs: Path, *, lent_bytes: int = LENT_BYTES) -> Mooncake:
+def start(logs: Path) -> Mooncake:
     """With short leases: a page that was read can be removed a second later."""
-    return Mooncake(logs, lent_bytes=lent_bytes, ttl_s=CLIENT_TTL_S, flags=("--default_kv_lease_ttl=1s",))
+    return Mooncake(logs, lent_bytes=LENT_BYTES, ttl_s=CLIENT_TTL_S, flags=("--default_kv_lease_ttl=1s",))
 
 
 def client(cluster: Mooncake) -> Any:

@@ -13,11 +13,13 @@ REQUEST_S = 12.0
 def install():
     """Be patient in this process. SGLang calls it once in each process of a server."""
     from banyan.arena import remote_tier
-    from banyan.features.nodes import borrower, callers, questions, remote_prefetches, tcp, waits
+    from banyan.features.nodes import borrower, callers, questions, remote_prefetch_tier, remote_prefetches, tcp, waits
 
     questions.PATIENCE_S = borrower.PATIENCE_S = waits.FIRST_WORD_S = waits.SILENCE_S = NODES_S
     # A pull that stands still has its whole copy computed.
     callers.TOKEN_S = tcp.STALL_S = remote_prefetches.BORROW_S = NODES_S
+    # A thread of its own hears what others have stored and taken back; who asks for a read waits twice as long.
+    remote_prefetch_tier.NEWS_S = NODES_S / 2
     remote_tier.PATIENCE_S = REQUEST_S
 
 
