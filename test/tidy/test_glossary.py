@@ -25,11 +25,11 @@ ORDINARY = set(
     break budget busy cache cacheable call caller capability capacity carrier chat checkpoint choice choose cleared
     cli clock collector combination coming compressed condition config connection control controller conversation
     copies core correction cost counter cpu cuda decision decoding demand described description device doctor drive
-    driver dropped dry dsa dualpath else elsewhere endpoint engine entry error estimate estimated event everywhere
-    evicting executor explain exported fact failed fault figure file filled finding flag fleet folder followed
+    driver dropped dry dsa dualpath else elsewhere ending endpoint engine entry error estimate estimated event
+    everywhere evicting executor explain exported fact failed fault figure file filled finding flag fleet folder followed
     foreign form forward forwarder found full gauge geometry given gpu group grown growth hash health hicache
     history holding hook host http hybrid identity ids image index init io iovec ipc json kept kernel kind knob known kv
-    landed large launch launched launcher layer layerwise layout leased lending lent level limit limited line list
+    landed large latest launch launched launcher layer layerwise layout leased lending lent level limit limited line list
     lmetric load location lockstep log long look lost machine main maker match memory metric mha mla mode model
     mooncake move native no node observe offload openai opened opening option order outcome own pace pacing page
     paired part path pause peer persistence pin placement placer planner planning port prefill prefix prefixes

@@ -52,6 +52,7 @@ def test_headers_when_they_have_more_than_ascii_then_both_sides_get_the_bytes_th
                 assert response.headers["x-said-by"].encode(errors="surrogateescape") == name.encode("latin-1")
             (_, seen), *_ = server.seen
             assert {header: seen[header].encode("latin-1").decode() for header in asked} == asked
+            await until(lambda: not rig.router.all_servers[0].in_flight)
             rig.assert_idle()
 
     asyncio.run(scenario())
