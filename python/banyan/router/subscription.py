@@ -26,6 +26,8 @@ MAX_MESSAGE_BYTES = 64 << 20
 REPLAY_TIMEOUT_S = 2.0
 """Between two messages of a replay; the publisher looks for requests about ten times a second."""
 
+REPLAY_TRIES = 5
+
 
 async def subscribe(context: zmq.asyncio.Context, source: Source, feed: EventFeed, applied: Callable[[], None]) -> None:
     """Keep ``feed`` in step until cancelled; ``applied`` is called after each batch."""
@@ -34,8 +36,10 @@ async def subscribe(context: zmq.asyncio.Context, source: Source, feed: EventFee
         socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         socket.subscribe(source.topic)
         socket.connect(source.endpoint)
-        # A router that starts late asks for what was before it.
-        await _replay(context, source, feed, 0)
+        # A router that starts late asks for what was before it, again of a rank that stands still just then.
+        for _ in range(REPLAY_TRIES):
+            if await _replay(context, source, feed, 0):
+                break
         while True:
             try:
                 _, number, payload = await socket.recv_multipart()
@@ -53,10 +57,11 @@ async def subscribe(context: zmq.asyncio.Context, source: Source, feed: EventFee
             applied()
 
 
-async def _replay(context: zmq.asyncio.Context, source: Source, feed: EventFeed, first: int) -> None:
-    """Apply earlier batches from ``first`` on, as far as the publisher still has them. The feed notices what fails."""
+async def _replay(context: zmq.asyncio.Context, source: Source, feed: EventFeed, first: int) -> bool:
+    """Apply earlier batches from ``first`` on, as far as the publisher still has them; whether it has answered. The
+    feed notices what fails."""
     if source.replay is None:
-        return
+        return True
     with context.socket(zmq.DEALER) as socket:
         socket.set(zmq.LINGER, 0)
         socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
@@ -68,7 +73,8 @@ async def _replay(context: zmq.asyncio.Context, source: Source, feed: EventFeed,
                     _, _, number, payload = await socket.recv_multipart()
                 seq = read_number(number)
                 if seq < 0:
-                    return
+                    return True
                 feed.apply(seq, read_batch(payload))
         except (TimeoutError, ValueError, msgspec.DecodeError) as error:
             logger.warning("%s did not replay from %d: %s: %s", source.replay, first, type(error).__name__, error)
+            return not isinstance(error, TimeoutError)

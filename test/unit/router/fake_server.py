@@ -256,6 +256,7 @@ class Publisher:
         self._loads = self.context.socket(zmq.PUB)
         self.load_port = self._loads.bind_to_random_port("tcp://127.0.0.1")
         self.sent = []
+        self.num_unheard = 0
         self._task = asyncio.create_task(self._replay())
 
     async def send(self, *events, lose=False):
@@ -273,6 +274,9 @@ class Publisher:
     async def _replay(self):
         while True:
             client, _, start = await self._router.recv_multipart()
+            if self.num_unheard:
+                self.num_unheard -= 1
+                continue
             for seq in range(int.from_bytes(start, "big"), len(self.sent)):
                 await self._router.send_multipart((client, b"", b"", seq.to_bytes(8, "big"), self.sent[seq]))
             await self._router.send_multipart((client, b"", b"", (-1).to_bytes(8, "big", signed=True), b""))

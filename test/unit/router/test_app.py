@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 from test.unit.router.fake_server import BLOCK_TOKENS, FakeServer, running, until
 
+from banyan.router import subscription
 from banyan.router.blocks import ARENA, STORE, block_ids, pack
 from banyan.router.events import AllBlocksCleared, BlockRemoved, BlockStored
 from banyan.router.health import State
@@ -131,6 +132,20 @@ def test_events_when_the_router_starts_late_or_misses_some_then_it_asks_for_them
             await publisher.send(BlockStored(third))
             await until(lambda: len(feed.blocks) == 3)
             assert feed.num_holes == 0
+
+    asyncio.run(scenario())
+
+
+def test_events_when_a_rank_stands_still_as_it_is_asked_for_those_of_before_then_it_is_asked_again(monkeypatch):
+    monkeypatch.setattr(subscription, "REPLAY_TIMEOUT_S", 0.1)
+
+    async def scenario():
+        server = FakeServer("a", events=True)
+        server.publishers[0].num_unheard = 2
+        await server.publishers[0].send(BlockStored(ids()[:1]))
+        async with running([server]) as rig:
+            feed = rig.router.fleet.servers[0].feeds[0]
+            await until(lambda: len(feed.blocks) == 1)
 
     asyncio.run(scenario())
 
