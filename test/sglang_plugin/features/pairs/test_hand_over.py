@@ -92,8 +92,8 @@ def test_abort_when_everything_was_sent_then_the_decode_server_keeps_it(manager)
     assert failures(manager) == []
 
 
-def test_rooms_when_many_were_given_up_then_the_oldest_are_forgotten(manager, monkeypatch):
-    monkeypatch.setattr(hand_over, "MAX_GIVEN_UP", 2)
+def test_rooms_when_many_were_given_up_then_the_oldest_are_forgotten(manager):
+    manager._given_up.most = 2
     for room in (1, 2, 3):
         sender_of(manager, room).abort()
     for room in (1, 2, 3):
