@@ -89,6 +89,8 @@ class Watched:
             tree = await asyncio.to_thread(_tree_of, reading)
         except Unanswered as error:
             self._error = str(error)
+        except Exception as error:  # noqa: BLE001 - whoever looks is told, whatever it is
+            self._error = f"{self.url} could not be looked at: {error!r}"
         else:
             self._error = ""
             self._before, self._now, self._tree = self._now, reading, tree

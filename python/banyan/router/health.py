@@ -76,10 +76,10 @@ class Health:
         self._go_down()
 
     def ends(self, error: str) -> None:
-        """It says that it takes nothing new: it was told to end, or has just begun."""
+        """It says that it takes nothing new: it was told to end, or has just begun. It may have been told because its
+        engine did not answer: then something may be to blame."""
         self.last_error = error
-        self._says_it_ends = True
-        self._num_failures.clear()
+        self._says_it_ends = self._says_it_ends or self._num_failures[Probe.ENGINE] == 0
         self._go_down()
 
     @property

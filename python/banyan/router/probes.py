@@ -114,6 +114,10 @@ class Probes:
             raise WrongRole(f"its --disaggregation-mode is {description.role.value}, not {server.role.value}")
         if description.tenants != self._tenants:
             raise WrongRole(_why_not_with_tenants(description.tenants, self._tenants))
+        before = server.description
+        if before is not None and before.started != description.started:
+            # Where a node has lost its power no connection says so.
+            self._fleet.gave_up(server, "it was started anew")
         if self._fleet.described(server, description):
             self._restarted(server)
         await self._look_at_load(server)

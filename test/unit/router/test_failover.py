@@ -10,7 +10,7 @@ import pytest
 from test.unit.router.fake_server import FakeServer, running, until
 
 from banyan.router import suspects
-from banyan.router.health import State
+from banyan.router.health import Health, Probe, State
 
 
 def events(body):
@@ -316,6 +316,35 @@ def test_requests_when_a_server_that_ends_is_killed_then_none_is_to_blame():
             b.awake.set()
             await a.kill()
             assert set(outcomes(await asyncio.gather(*asked))) == {"b"}
+
+    asyncio.run(scenario())
+
+
+def test_health_when_an_engine_did_not_answer_before_its_server_was_told_to_end_then_something_may_be_to_blame():
+    for num_failures in (0, 1):
+        health = Health(3)
+        health.came_up()
+        for _ in range(num_failures):
+            health.failed(Probe.ENGINE, "it does not answer")
+        health.ends("it ends")
+        assert health.is_ending == (num_failures == 0) and health.state is State.DOWN
+        health.failed(Probe.ENGINE, "it is slow")
+        health.ends("it ends")
+        assert health.is_ending == (num_failures == 0)
+
+
+def test_stream_when_its_server_was_started_anew_without_a_word_then_it_ends_with_an_error():
+    async def scenario():
+        async with running([FakeServer("a")], health_interval_s=0.02) as rig:
+            (a,) = rig.servers
+            a.gate.clear()
+            asked = asyncio.create_task(rig.ask(text="hi", stream=True))
+            await until(lambda: a.num_running == 1)
+            a.is_ending = True
+            await until(lambda: rig.state(0) is State.DOWN)
+            a.more_info = {"startup_time": {"total": "another"}}
+            a.is_ending = False
+            assert "started anew" in events((await asked)[2])[-1]["error"]["message"]
 
     asyncio.run(scenario())
 

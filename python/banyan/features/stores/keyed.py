@@ -69,6 +69,7 @@ class KeyedStore:
         self._lock = threading.Lock()
         self._presence = PresenceCache(namespace, monotonic)
         self._own: Latest[str, None] = Latest(MAX_PRESENT)
+        self._waiting: set[Feed] = set()
         self._bases: dict[int, tuple[SharedBytes, int]] = {}
         self._num_reading = 0
         self._completed: deque[tuple[str, str]] = deque()
@@ -146,6 +147,8 @@ class KeyedStore:
         with self._lock:
             is_taken = not (self._has_ended or self._watch.is_stalled) and self._num_reading < MAX_READS
             self._num_reading += is_taken
+            if is_taken:
+                self._waiting.add(feed)
         if not is_taken:
             feed.end()
             return read
@@ -157,13 +160,21 @@ class KeyedStore:
         try:
             carrying = self._executor.submit(self._carry, wanted)
         except RuntimeError as error:
-            # There is no thread to be had: nobody else would end it.
-            feed.end()
-            self._over(feed)
+            # There is no thread to be had. What was queued all the same finds that it is over.
+            if self._begins(feed):
+                feed.end()
+                self._over(feed)
             self._failed("read_errors", error)
             return read
         noticed(carrying, name="banyan-store-read", feature="a read from the store")
         return read
+
+    def _begins(self, feed: Feed) -> bool:
+        """It waits no more for its turn; whether it did."""
+        with self._lock:
+            was_waiting = feed in self._waiting
+            self._waiting.discard(feed)
+        return was_waiting
 
     def _over(self, feed: Feed) -> None:
         self._watch.ended(feed)
@@ -171,6 +182,8 @@ class KeyedStore:
             self._num_reading -= 1
 
     def _carry(self, read: PageRead) -> None:
+        if not self._begins(read.feed):
+            return
         reader = self._readers.get()
         self._watch.begins(read.feed)
         try:

@@ -37,6 +37,8 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
     least_evicted_tokens = 0
     """That go at once where any have to."""
 
+    _needed_tokens = 0
+
     _tree: Any = None
     """SGLang's, once it was asked to evict for this allocator."""
 
@@ -85,10 +87,18 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
         """As upstream's, with what there is to be beside; where that is too little, several pages go at once: each
         walk looks at all leaves that are kept."""
         self._tree = tree_cache
-        num_tokens = self.tokens_to_have(num_tokens)
+        self._needed_tokens = num_tokens = self.tokens_to_have(num_tokens)
         if num_tokens > (num_available := self.available_size()):
             num_tokens = max(num_tokens, num_available + self.least_evicted_tokens)
-        return super().evict_to_free_tokens(tree_cache, num_tokens)
+        try:
+            return super().evict_to_free_tokens(tree_cache, num_tokens)
+        finally:
+            self._needed_tokens = 0
+
+    @property
+    def has_what_it_needs(self) -> bool:
+        """Whether what is being evicted for an allocation is more than that needs."""
+        return 0 < self._needed_tokens <= self.available_size()
 
     def _evict_for_held(self) -> None:
         # The shards of a rank must evict alike, and only this one knows what its readers hold.

@@ -149,16 +149,19 @@ class Quarantine:
             return slots is not None
 
         began_s = time.monotonic()
+        due: list[Callable[[], object]] = []
         # A reader that has not let go by then may never, or may be waiting for this rank.
         for until_s, do in ((OLD_S, self._evict_for_held), (CIRCLE_S, self._give_up), (patience_s, None)):
             self._wait_until(retry, min(patience_s, until_s) - (time.monotonic() - began_s))
             if do is None or slots is not None or not self._num_held or patience_s <= until_s:
                 break
+            due.append(do)
             # What is only on its way to the host, behind this rank's own forward, no reader holds.
-            if self._quarantine:
-                do()
-                if retry():
-                    break
+            while self._quarantine and due and slots is None:
+                due.pop(0)()
+                retry()
+            if slots is not None:
+                break
         self.wait_us += round((time.monotonic() - began_s) * 1e6)
         if slots is None and self._num_held and patience_s >= READER_PATIENCE_S:
             logger.error(

@@ -36,6 +36,9 @@ from banyan.sglang_plugin.rank.reporting.store_events import StoreEvents
 from banyan.store import asked_store, telling_store
 from banyan.telemetry import Counters
 
+LAST_WRITES_S = 10.0
+"""For the few pages that a slow drive has in flight when the rest was given up."""
+
 MAX_SUMMED_BYTES = 1 << 30
 """Waiting for their checksums at once: a tenth of a second's work."""
 
@@ -338,7 +341,7 @@ class HostTier:
             RuntimeError: when a peer does not stop reading, or the store's drive may still write to the memory.
         """
         self._end()
-        num_written = 0 if self.store is None else self.store.num_left_behind
+        num_written = 0 if self.store is None else self.store.wait_for_the_last(LAST_WRITES_S)
         if self.prefetch.num_left_behind or num_written:
             raise RuntimeError(
                 f"{self.prefetch.num_left_behind} reads of the store (--banyan-store), and {num_written} pages for it, "

@@ -252,8 +252,9 @@ impl Shared {
         if state.namespace != job.namespace {
             job.fail_all(Reason::Gone);
         }
+        let mut has_dropped_own = false;
         for hit in job.reclassify(|hit| state.catalog.holds(hit)) {
-            state.drop_record(&hit);
+            has_dropped_own |= state.drop_record(&hit);
         }
         state.release(&hits);
         let counters = &mut state.counters;
@@ -267,6 +268,10 @@ impl Shared {
         }
         drop(state);
         job.end();
+        if has_dropped_own {
+            // It is to be written down, and this may be another thread than the one that writes.
+            self.wake();
+        }
     }
 
     // ---- the store's threads -----------------------------------------------------------------------------------

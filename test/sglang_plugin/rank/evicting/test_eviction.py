@@ -52,7 +52,7 @@ class Cache:
             tree_components=(FULL,),
         )
         self.page_size, self.tree_components, self.enable_session_radix_cache = PAGE, (FULL,), False
-        self.token_to_kv_pool_allocator = SimpleNamespace()
+        self.token_to_kv_pool_allocator = SimpleNamespace(has_what_it_needs=False)
         self.tree_core = create_tree_core(core, params, {FULL: COMPONENT_REGISTRY[FULL](self, params)})
         self.tree_core.enable_external_cache_linker = True
         self.num_slots = 0
@@ -266,6 +266,17 @@ def test_install_when_victims_are_not_banyans_to_choose_then_sglang_evicts_alone
     with caplog.at_level("INFO", "banyan"):
         eviction.after_init_cache_linker(None, cache, SimpleNamespace(is_whole_rank=is_whole_rank))
     assert cache.tree_core.evict_device_next_node == before and said in caplog.text
+
+
+def test_evict_when_the_allocation_has_what_it_needs_then_nothing_that_is_kept_goes_for_more(rig):
+    cache, _, linker = rig
+    gone, kept = cache.insert(prompt(1)), cache.insert(prompt(2))
+    linker.kept_in_pool.add(cache.tree_core.get_last_hash_value(kept))
+    cache.token_to_kv_pool_allocator.has_what_it_needs = True
+    assert cache.evict(16 * PAGE) == 8 * PAGE and gone != kept
+    assert cache.num_held(prompt(2)) == 8 * PAGE
+    cache.token_to_kv_pool_allocator.has_what_it_needs = False
+    assert cache.evict(8 * PAGE) == 8 * PAGE
 
 
 @pytest.mark.parametrize("part", ["_least_tokens", "_shares", "_look", "_count"])

@@ -59,7 +59,8 @@ def after_init_cache_linker(result: None, cache: Any, linker: Any) -> None:
         logger.info("banyan: SGLang evicts by age: with sliding windows or states, a leaf is not all that goes")
         return
     prefill.tell_begun(linker.demand.served)
-    cache.token_to_kv_pool_allocator.least_evicted_tokens = at_once(linker.num_frames) * cache.page_size
+    allocator = cache.token_to_kv_pool_allocator
+    allocator.least_evicted_tokens = at_once(linker.num_frames) * cache.page_size
     cache.banyan_victims = VictimChoice(
         cache.tree_core,
         copies_of=linker.copies_of,
@@ -70,6 +71,7 @@ def after_init_cache_linker(result: None, cache: Any, linker: Any) -> None:
         page_tokens=cache.page_size,
         num_frames=linker.num_frames,
         kept=linker.kept_in_pool,
+        has_enough=lambda: allocator.has_what_it_needs,
     )
 
 
@@ -109,6 +111,7 @@ class VictimChoice:
         shares: what a page costs to have again.
         num_frames: of the rank's pool.
         kept: keys of pages that go last; it changes.
+        has_enough: whether nothing that is kept has to go.
     """
 
     def __init__(
@@ -123,9 +126,10 @@ class VictimChoice:
         page_tokens: int,
         num_frames: int,
         kept: Container[str],
+        has_enough: Callable[[], bool],
     ) -> None:
         self._core = core
-        self._kept = kept
+        self._kept, self._has_enough = kept, has_enough
         self._spared: list[Any] = []
         self._has_spared_gone = False
         self._copies_of = copies_of
@@ -201,7 +205,7 @@ class VictimChoice:
             self._has_spared_gone = False
             self._begin_again()
             self._chosen = self._walk.choose()
-        if self._chosen is None and self._spared:
+        if self._chosen is None and self._spared and not self._has_enough():
             return self._next_spared()
         return self._last_step if self._chosen is None else self._steps.pop(self._chosen.node)
 
