@@ -325,8 +325,11 @@ class KeyedStore:
         self._has_ended = True
         self._writes.close()
         self._asked.close()
-        # What waits behind a library that hangs is dropped, and so ends.
+        # What waits behind a library that hangs does not begin any more.
         self._executor.shutdown(wait=not self._watch.is_stalled, cancel_futures=True)
+        for feed in list(self._waiting):
+            if self._begins(feed):
+                feed.end()
         self._watch.close()
         self._values.close()
 
