@@ -5,9 +5,11 @@ Invariants
   1. The scheduler's thread calls the public methods, and none of them waits. What it wants goes through a queue to one
      thread, which owns the sockets; what that learns comes back through another queue.
   2. Every pull's read ends: when its bytes are there, when it is refused, after `PATIENCE_S` without a remote lease
-     (and what its checksums take), or after the carrier's own time-out, or soon after ``give_up``.
-     When the thread ends by a fault, those end that no executor has begun, questions are over, and no node listens.
-  3. No more than `MAX_PULLS` move bytes at once, none more than the caller has frames for.
+     (and what its checksums take), after `TURN_S` with one and no thread, or after the carrier's own time-out, or soon
+     after ``give_up``. When the thread ends by a fault, those end that no executor has begun, questions are over, and
+     no node listens.
+  3. No more than `MAX_PULLS` of one node move bytes at once, none more than the caller has frames for. Nobody waits for
+     one node because of another.
   4. A node that was lost is not waited for again by pulls that it had lent for before.
 
 A pull: wanted -> lent -> carried -> given back; or refused, or unanswered. Closed with ``close``.
@@ -29,7 +31,7 @@ from queue import Empty, SimpleQueue
 
 from banyan import _native
 from banyan.core import Address
-from banyan.features.nodes.node_connections import NodeConnections
+from banyan.features.nodes.node_connections import Heard, NodeConnections
 from banyan.features.nodes.pull import Ended, NodeFound, Pull
 from banyan.features.nodes.questions import PATIENCE_S, Best, Questions
 from banyan.features.nodes.tcp import TcpCarrier
@@ -56,6 +58,9 @@ from banyan.transport.sealed.secret import Keys
 logger = logging.getLogger("banyan")
 
 MAX_PULLS = 2
+TURN_S = 2.0
+"""A pull waits no longer for those before it from its node: a forward may be waiting for it."""
+
 MAX_QUESTIONS = 256
 TICK_MS = 20
 
@@ -105,7 +110,9 @@ class Borrower:
         self._num_given_up = 0
         self._num_losses = [0] * len(self._nodes)
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._executor = ThreadPoolExecutor(MAX_PULLS, thread_name_prefix="banyan-pull")
+        self._lent: deque[tuple[float, Pull]] = deque()
+        """Pulls that have their remote lease, and until when they wait for a thread."""
+        self._executors = [ThreadPoolExecutor(MAX_PULLS, thread_name_prefix="banyan-pull") for _ in nodes]
         self._has_ended = False
         self.num_lost = 0
         self._connections = NodeConnections(nodes, keys, connected=self._asking.connected)
@@ -213,8 +220,8 @@ class Borrower:
 
     def _run(self) -> None:
         while not self._has_ended:
-            for node, payload in self._connections.wait(TICK_MS):
-                self._take(node, payload)
+            for heard in self._connections.wait(TICK_MS):
+                self._take(heard)
             self._obey()
             self._answers.extend(self._asking.expire())
             self._give_up_remote_prefetches()
@@ -231,7 +238,8 @@ class Borrower:
             command()
 
     def _end(self) -> None:
-        self._executor.shutdown()
+        for executor in self._executors:
+            executor.shutdown()
         self._obey()
         for wanted in self._wanted.values():
             self._let_go(wanted.pull)
@@ -246,7 +254,8 @@ class Borrower:
             self._let_go(pull)
         for node in range(len(self._nodes)):
             self._asking.silent(node)
-        self._executor.shutdown()
+        for executor in self._executors:
+            executor.shutdown()
         self._connections.hang_up()
 
     def _let_go(self, pull: Pull) -> None:
@@ -290,8 +299,8 @@ class Borrower:
         self._over(best)
 
     def _probe(self) -> None:
-        for node in self._asking.to_probe():
-            self._connections.send(node, Ask(0, self._namespace, b""))
+        for node, number in self._asking.to_probe():
+            self._connections.send(node, Ask(number, self._namespace, b""))
 
     def _over(self, best: Best | None) -> None:
         if best is not None:
@@ -311,25 +320,27 @@ class Borrower:
 
     def _give_up_waiting(self) -> None:
         now_s = self._clock()
+        while self._lent and self._lent[0][0] <= now_s:
+            self._let_go(self._lent.popleft()[1])
         for number in [number for number, wanted in self._wanted.items() if wanted.deadline_s <= now_s]:
             self._asking.silent(self._wanted[number].node)
             self._refused(number)
 
-    def _take(self, node: int, payload: bytes) -> None:
+    def _take(self, heard: Heard) -> None:
+        node = heard.node
         try:
-            message = read_by_borrower(payload)
+            message = read_by_borrower(heard.payload)
         except Foreign as error:
             logger.warning("banyan: the node at %s sent what no page server sends: %s", self._nodes[node], error)
-            return
-        self._heed(node, message)
+        else:
+            self._heed(node, message, heard.host)
 
-    def _heed(self, node: int, message: ToBorrower) -> None:
+    def _heed(self, node: int, message: ToBorrower, host: str) -> None:
         match message:
             case Answer(number, num_pages):
                 self._over(self._asking.answered(number, node, num_pages))
                 self._over(self._waits.answered(number, node, num_pages))
             case Reading(number):
-                self._asking.heard(node)
                 self._waits.heard(number, node)
             case Refused(number, reason):
                 self._over(self._asking.answered(number, node, 0))
@@ -337,15 +348,17 @@ class Borrower:
                 if self._is_wanted_of(node, number):
                     self._refused(number)
             case RemoteLease(number):
-                self._asking.heard(node)
                 if not self._is_wanted_of(node, number):
                     self._connections.send(node, Return(message.token))
                 else:
-                    # It waits until a thread has it: there may be none.
-                    pull = self._wanted.pop(number).pull
-                    since = self._num_given_up, self._num_losses[node]
-                    carrying = self._executor.submit(self._carry, node, pull, message, since)
-                    noticed(carrying, name="banyan-pull", feature="a pull from another node")
+                    self._begin_pull(node, self._wanted.pop(number).pull, message, host)
+
+    def _begin_pull(self, node: int, pull: Pull, remote_lease: RemoteLease, host: str) -> None:
+        # It waits until a thread has it: there may be none.
+        since = self._num_given_up, self._num_losses[node]
+        carrying = self._executors[node].submit(self._carry, node, pull, remote_lease, host, since)
+        noticed(carrying, name="banyan-pull", feature="a pull from another node")
+        self._lent.append((self._clock() + TURN_S, pull))
 
     def _is_wanted_of(self, node: int, number: int) -> bool:
         wanted = self._wanted.get(number)
@@ -353,14 +366,14 @@ class Borrower:
 
     # ---- a thread of the executor ------------------------------------------------------------------------------
 
-    def _carry(self, node: int, pull: Pull, remote_lease: RemoteLease, since: tuple[int, int]) -> None:
+    def _carry(self, node: int, pull: Pull, remote_lease: RemoteLease, host: str, since: tuple[int, int]) -> None:
         num_given_up, num_losses = since
         ended = Ended.GIVEN_UP
         if self._num_losses[node] != num_losses:
             self._let_go(pull)
         elif self._begins(pull):
             wanted = partial(self._is_wanted_since, num_given_up)
-            ended = pull.carry(remote_lease, self._nodes[node].host, self._carrier, wanted)
+            ended = pull.carry(remote_lease, host, self._carrier, wanted)
         if ended is Ended.LOST:
             with self._lock:
                 self._num_losses[node] += 1

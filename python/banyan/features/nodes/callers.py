@@ -29,6 +29,7 @@ TOKEN_S = 1.5
 MAX_CALLERS = 128
 MAX_PER_ORIGIN = 16
 LOOK_S = 0.25
+IPV4_MAPPED = bytes(10) + b"\xff\xff"
 PAUSE_S = 0.1
 """Before a connection is accepted again where that has failed."""
 
@@ -135,7 +136,8 @@ class Callers:
 
 
 def _origin(address: str) -> str:
-    """Whoever has one address of IPv6 has the network around it."""
+    """Whoever has one address of IPv6 has the network around it, but for those that stand for one of IPv4."""
     if ":" not in address:
         return address
-    return socket.inet_pton(socket.AF_INET6, address.partition("%")[0])[:8].hex()
+    packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])
+    return socket.inet_ntoa(packed[12:]) if packed.startswith(IPV4_MAPPED) else packed[:8].hex()

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
@@ -33,11 +33,10 @@ class LeasedFrames:
         start, end = self._starts[layer], self._starts[layer + 1]
         return [view[offset + start : offset + end] for view, offsets in self._views for offset in offsets]
 
-    def sums(self, namespace: bytes, keys: Sequence[str]) -> list[list[int]]:
-        """``[layer][page]``."""
-        return [
-            list(chain.from_iterable(self._sums_of(namespace, keys, layer))) for layer in range(len(self._layer_bytes))
-        ]
+    def sums(self, namespace: bytes, keys: Sequence[str]) -> Iterator[list[int]]:
+        """Those of all pages, layer by layer; each takes its time."""
+        for layer in range(len(self._layer_bytes)):
+            yield list(chain.from_iterable(self._sums_of(namespace, keys, layer)))
 
     def _sums_of(self, namespace: bytes, keys: Sequence[str], layer: int) -> list[list[int]]:
         sums, at = [], 0

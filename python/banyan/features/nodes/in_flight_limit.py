@@ -13,10 +13,14 @@ Invariants
 
 from __future__ import annotations
 
+import functools
+import logging
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+
+logger = logging.getLogger("banyan")
 
 LEAST_PACKETS = 4
 """With less than two a connection waits for each acknowledgement, which a reader puts off by 40 ms."""
@@ -68,3 +72,16 @@ class InFlightLimit:
             part_bytes = max(LEAST_PACKETS * packet_bytes, self._most_bytes // len(self._connections))
             # The kernel takes twice what it is told, for its own part of each packet.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, part_bytes // 2)
+            had_bytes = connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+            if had_bytes + 1 < part_bytes:
+                _say_cut(had_bytes, part_bytes)
+
+
+@functools.cache
+def _say_cut(had_bytes: int, part_bytes: int) -> None:
+    logger.warning(
+        "banyan: the kernel lets a remote lease have %d of %d bytes of --banyan-in-flight-kb under way: raise "
+        "net.core.wmem_max",
+        had_bytes,
+        part_bytes,
+    )

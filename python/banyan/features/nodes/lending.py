@@ -2,9 +2,10 @@
 """What a page server says to each message: no socket, no thread of its own.
 
 Invariants
-  1. What is lent is leased, and no more than a part of the arena (`RemoteLeases`).
+  1. What is lent is leased, and no more than a part of the arena (`RemoteLeases`). No more is promised.
   2. A page server that lends nothing answers all the same: that it refuses.
-  3. After ``withdraw`` nothing of the export is held here.
+  3. After ``withdraw`` nothing of the export is held here. It waits for the checksums of one layer at most.
+  4. Only ``borrow`` takes long, for its checksums, and nobody waits for it but who borrows.
 
 States: lending nothing <-> lending an export (one namespace). Any thread.
 """
@@ -12,7 +13,9 @@ States: lending nothing <-> lending an export (one namespace). Any thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import takewhile
 
 from banyan.features.nodes.exported_arena import ExportedArena
 from banyan.features.nodes.limits import Allowance
@@ -43,7 +46,8 @@ class Lending:
         self.num_pages = 0
         """Pages lent so far."""
         self.num_refused = 0
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
+        self._num_borrowing = 0
         self._probes = Allowance(per_s=PROBES_PER_S, burst=MOST_PROBES_AT_ONCE, clock=clock)
         self._exported: ExportedArena | None = None
 
@@ -57,24 +61,37 @@ class Lending:
         with self._lock:
             self._exported = None
             self.remote_leases.call_in()
+            self._lock.wait_for(lambda: not self._num_borrowing)
 
     def lends(self, namespace: bytes) -> bool:
         """Whether pages of that namespace are lent now."""
         exported = self._exported
         return exported is not None and exported.namespace == namespace
 
-    def answer(self, message: Ask | Borrow | Return | Probe, *, port: int, num_reserved: int = 0) -> ToBorrower | None:
-        """What to say to who sent ``message``, if anything; the bytes of a remote lease come from ``port``.
-        ``num_reserved`` pages of room were kept for it."""
+    def answer(self, message: Ask | Return | Probe, *, port: int) -> ToBorrower | None:
+        """What to say to who sent ``message``, if anything; the bytes of a remote lease come from ``port``."""
         if isinstance(message, Return):
             self.remote_leases.give_back(message.token)
             return None
         if isinstance(message, Probe):
             return self._probe(message, port)
         with self._lock:
-            answer = self._answer(message, port, num_reserved)
+            exported = self._exported_to(message)
+            num_pages = 0 if exported is None else exported.num_pages(unpack_keys(message.keys))
+        if exported is None:
+            self.num_refused += 1
+            return Refused(message.number, OTHER_WEIGHTS)
+        return Answer(message.number, min(num_pages, self.remote_leases.num_to_lend))
+
+    def borrow(self, message: Borrow, *, port: int, num_reserved: int = 0) -> ToBorrower:
+        """As ``answer``; ``num_reserved`` pages of room were kept for it."""
+        with self._borrowing():
+            answer = self._borrow(message, port, num_reserved)
         self.num_refused += isinstance(answer, Refused)
         return answer
+
+    def _exported_to(self, message: Ask | Borrow) -> ExportedArena | None:
+        return self._exported if self.lends(message.namespace) else None
 
     def _probe(self, message: Probe, port: int) -> ToBorrower:
         """Whether or not anything else is lent."""
@@ -84,20 +101,43 @@ class Lending:
         lent = self.remote_leases.lend(ProbeLease(), ProbeBytes(message.num_bytes))
         return RemoteLease(message.number, lent.token, port, b"")
 
-    def _answer(self, message: Ask | Borrow, port: int, num_reserved: int) -> ToBorrower:
-        exported = self._exported
-        if exported is None or exported.namespace != message.namespace:
+    @contextmanager
+    def _borrowing(self) -> Iterator[None]:
+        """Somebody may hold something of the export."""
+        with self._lock:
+            self._num_borrowing += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_borrowing -= 1
+                self._lock.notify_all()
+
+    def _borrow(self, message: Borrow, port: int, num_reserved: int) -> ToBorrower:
+        if not self.lends(message.namespace):
             return Refused(message.number, OTHER_WEIGHTS)
         keys = unpack_keys(message.keys)
-        if isinstance(message, Ask):
-            return Answer(message.number, exported.num_pages(keys))
-        if not self.remote_leases.has_room(len(keys) - num_reserved):
+        num_to_reserve = max(0, len(keys) - num_reserved)
+        if self.remote_leases.is_full or not self.remote_leases.reserve(num_to_reserve):
             return Refused(message.number, "too much is lent")
-        leased = exported.lease(keys)
+        try:
+            return self._lend(message, keys, port)
+        finally:
+            self.remote_leases.unreserve(num_to_reserve)
+
+    def _lend(self, message: Borrow, keys: list[str], port: int) -> ToBorrower:
+        with self._lock:
+            exported = self._exported_to(message)
+            leased = None if exported is None else exported.lease(keys)
         if leased is None:
             return Refused(message.number, "gone")
         lease, leased_frames = leased
-        sums = pack_sums(leased_frames.sums(exported.namespace, keys))
-        lent = self.remote_leases.lend(lease, leased_frames)
+        layers = leased_frames.sums(message.namespace, keys)
+        sums = list(takewhile(lambda layer: self._exported is exported, layers))
+        with self._lock:
+            if self._exported is not exported:
+                lease.release()
+                return Refused(message.number, OTHER_WEIGHTS)
+            lent = self.remote_leases.lend(lease, leased_frames)
         self.num_pages += len(keys)
-        return RemoteLease(message.number, lent.token, port, sums)
+        return RemoteLease(message.number, lent.token, port, pack_sums(sums))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -21,6 +22,20 @@ HANDSHAKES = HANDSHAKE_FAILURES | zmq.Event.HANDSHAKE_SUCCEEDED
 LINGER_MS = 100
 RECONNECT_MS = 500
 MOST_RECONNECT_MS = 10_000
+CONNECT_MS = 3_000
+HEARTBEAT_MS = 5_000
+SILENCE_MS = 10_000
+"""A connection that carries nothing for so long, heartbeats included, is given up. A path may forget one that is idle
+and tell neither end, and a host that loses its power says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A message, and the address that it came from: a name may mean several, or not be found any more."""
+
+    node: int
+    payload: bytes
+    host: str
 
 
 class NodeConnections:
@@ -54,7 +69,7 @@ class NodeConnections:
         """End the wait that is under way, or the next one."""
         os.eventfd_write(self._wakeup, 1)
 
-    def wait(self, timeout_ms: int) -> list[tuple[int, bytes]]:
+    def wait(self, timeout_ms: int) -> list[Heard]:
         """Wait for messages or the wakeup; at most one message of each node. Says when a node refuses a handshake."""
         ready = dict(self._poller.poll(timeout_ms))
         if self._wakeup in ready:
@@ -66,7 +81,7 @@ class NodeConnections:
                 else:
                     self._strangers[node].came()
                     self._rejected(node)
-        return [(node, socket.recv()) for node, socket in enumerate(self._sockets) if socket in ready]
+        return [_heard(node, socket) for node, socket in enumerate(self._sockets) if socket in ready]
 
     def send(self, node: int, message: ToPageServer) -> bool:
         """Never waits; whether there was room for it."""
@@ -87,6 +102,17 @@ class NodeConnections:
         os.close(self._wakeup)
 
 
+def notice_silence(socket: zmq.Socket[bytes]) -> None:
+    """Give up connections whose other end has vanished. Before it binds or connects."""
+    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
+
+
+def _heard(node: int, socket: zmq.Socket[bytes]) -> Heard:
+    frame = socket.recv(copy=False)
+    return Heard(node, frame.bytes, str(frame.get("Peer-Address")))
+
+
 def _connect(context: zmq.Context[zmq.Socket[bytes]], node: Address, keys: Keys) -> zmq.Socket[bytes]:
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.CURVE_SERVERKEY, keys.page_server.public)
@@ -96,6 +122,8 @@ def _connect(context: zmq.Context[zmq.Socket[bytes]], node: Address, keys: Keys)
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, MOST_RECONNECT_MS)
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
+    notice_silence(socket)
     # Questions to a node that is not there are not kept for it.
     socket.setsockopt(zmq.IMMEDIATE, 1)
     socket.setsockopt(zmq.LINGER, 0)

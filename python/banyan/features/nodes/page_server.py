@@ -4,8 +4,10 @@
 Invariants
   1. Only who knows the secret is heard: ZeroMQ drops everybody else in the handshake. What cannot be read as a message
      is dropped and counted; nothing that arrives ends the page server.
-  2. One thread owns the socket. What it says, `Lending` decides; the bytes go out through `TcpSource`, on threads of
-     its own. Reads of the store that others ask for are the rank's to carry out (`RemotePrefetches`).
+  2. One thread owns the socket, and does nothing that takes long: remote leases are made on two others, for the sake
+     of their checksums. What is said, `Lending` decides; the bytes go out through `TcpSource`, on threads of its own.
+     Reads of the store that others ask for are the rank's to carry out (`RemotePrefetches`).
+  3. A borrower that has vanished is noticed, and costs nothing from then on.
 
 States: open -> closed.
 """
@@ -15,7 +17,10 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
@@ -24,10 +29,12 @@ from zmq.utils.monitor import recv_monitor_message
 from banyan.core import Address
 from banyan.features.nodes.lending import OTHER_WEIGHTS, Lending
 from banyan.features.nodes.limits import Allowance
+from banyan.features.nodes.node_connections import notice_silence
 from banyan.features.nodes.remote_prefetches import RemotePrefetch, RemotePrefetches
 from banyan.features.nodes.tcp import IN_FLIGHT_BYTES, LENDING, TcpSource
 from banyan.features.nodes.wire import (
-    MAX_MESSAGE_BYTES,
+    KEY_BYTES,
+    MAX_QUESTION_BYTES,
     Borrow,
     Foreign,
     Read,
@@ -40,7 +47,7 @@ from banyan.features.nodes.wire import (
     read_by_page_server,
     unpack_keys,
 )
-from banyan.telemetry import start_thread
+from banyan.telemetry import noticed, start_thread
 from banyan.transport.sealed.secret import Keys
 from banyan.transport.sealed.strangers import HANDSHAKE_FAILURES, HANDSHAKE_MS, Known, Strangers
 
@@ -48,7 +55,13 @@ logger = logging.getLogger("banyan")
 
 TICK_MS = 100
 MESSAGES_PER_S = 2000
-MOST_QUEUED = 1000
+MOST_QUEUED = 64
+"""Of one borrower's messages, and of what is said to it."""
+
+MOST_BORROWING = 64
+"""Remote leases that wait to be made."""
+
+NUM_SUMMING = 2
 
 
 class PageServer:
@@ -79,6 +92,9 @@ class PageServer:
         self._clock = clock
         self._allowance = Allowance(per_s=MESSAGES_PER_S, burst=MESSAGES_PER_S, clock=clock)
         self._has_ended = False
+        self._num_borrowing = 0
+        self._lent: deque[tuple[bytes, ToBorrower]] = deque()
+        self._borrowing = ThreadPoolExecutor(NUM_SUMMING, thread_name_prefix="banyan-lend-sums")
         self._context = zmq.Context()
         self._source = TcpSource(
             Address(address.host, address.port + 1),
@@ -105,10 +121,11 @@ class PageServer:
         self._socket.setsockopt(zmq.CURVE_SERVER, 1)
         self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.page_server.secret)
         self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.page_server.public)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_QUESTION_BYTES)
         self._socket.setsockopt(zmq.RCVHWM, MOST_QUEUED)
         self._socket.setsockopt(zmq.SNDHWM, MOST_QUEUED)
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        notice_silence(self._socket)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.IPV6, ":" in self.address.host)
         self._watch = self._socket.get_monitor_socket(HANDSHAKE_FAILURES)
@@ -149,6 +166,7 @@ class PageServer:
         self.withdraw()
         self._has_ended = True
         self._thread.join()
+        self._borrowing.shutdown()
         self._source.close()
         self._remote_prefetches = None
         os.close(self._wake)
@@ -183,6 +201,9 @@ class PageServer:
                 os.eventfd_read(self._wake)
             if self._socket in ready:
                 self._answer(self._socket.recv_multipart())
+            while self._lent:
+                self._num_borrowing -= 1
+                self._send(*self._lent.popleft())
             if self._remote_prefetches is not None:
                 for sender, said in self._remote_prefetches.to_say():
                     self._send(sender, said)
@@ -214,12 +235,30 @@ class PageServer:
             return Refused(message.number, "too many messages")
         if isinstance(message, Read):
             return self._take(sender, message)
-        if isinstance(message, Borrow) and self._remote_prefetches is not None and (keys := unpack_keys(message.keys)):
-            num_reserved = self._remote_prefetches.num_brought(sender, keys[0])
-            answer = self.lending.answer(message, port=self._source.port, num_reserved=num_reserved)
-            self._remote_prefetches.borrowed(sender, keys[0])
-            return answer
+        if isinstance(message, Borrow):
+            return self._begin_to_lend(sender, message)
         return self.lending.answer(message, port=self._source.port)
+
+    def _begin_to_lend(self, sender: bytes, message: Borrow) -> ToBorrower | None:
+        if self._num_borrowing >= MOST_BORROWING:
+            return Refused(message.number, "too much is being lent")
+        self._num_borrowing += 1
+        lending = self._borrowing.submit(self._lend, sender, message)
+        noticed(lending, name="banyan-lend-sums", feature=LENDING)
+        return None
+
+    def _lend(self, sender: bytes, message: Borrow) -> None:
+        """A thread of its own."""
+        lend = partial(self.lending.borrow, message, port=self._source.port)
+        remote_prefetches = self._remote_prefetches
+        if remote_prefetches is None:
+            answer = lend()
+        else:
+            first_key = unpack_keys(message.keys[:KEY_BYTES])[0]
+            answer = lend(num_reserved=remote_prefetches.num_brought(sender, first_key))
+            remote_prefetches.borrowed(sender, first_key)
+        self._lent.append((sender, answer))
+        os.eventfd_write(self._wake, 1)
 
     def _take(self, sender: bytes, wanted: Read) -> ToBorrower:
         """Take a remote prefetch; what to say to it now."""

@@ -114,7 +114,7 @@ class _Probing:
     """One connection to a page server."""
 
     def __init__(self, address: Address, keys: Keys) -> None:
-        self._address = address
+        self._address, self._host = address, address.host
         self._is_let_in = self._is_rejected = False
         self._number = self._link_mbit = 0
         self._segments: list[tuple[int, int, int]] = []
@@ -183,7 +183,7 @@ class _Probing:
         if not isinstance(lent, RemoteLease):
             raise OSError("it lends no bytes to try the path with: an older build?")
         self._scratch.num_bytes = num_bytes
-        source = Address(self._address.host, lent.port)
+        source = Address(self._host, lent.port)
         began_s = time.perf_counter()
         try:
             for _layer in self._carrier.pull(source, lent.token, self._scratch, 1):
@@ -214,9 +214,10 @@ class _Probing:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 return False
-            for _, payload in self._connections.wait(max(1, int(1000 * left_s))):
+            for message in self._connections.wait(max(1, int(1000 * left_s))):
                 with suppress(Foreign):
-                    said = read_by_borrower(payload)
+                    said = read_by_borrower(message.payload)
+                    self._host = message.host
                     if said.number == self._number:
                         heard(said)
         return True

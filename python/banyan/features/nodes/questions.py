@@ -4,7 +4,7 @@
 Invariants
   1. Every question that was begun is over once: when all who were asked have answered, or after `PATIENCE_S`.
   2. A node that did not answer in time is silent: it is asked nothing but whether it is there, ever more seldom, until
-     it says something. So a dead node costs one wait, not one for each request.
+     it says so in time. So a dead node, or one that is always late, costs one wait, not one for each request.
 
 A node: silent <-> listening. One thread.
 """
@@ -35,6 +35,9 @@ class _Node:
     is_silent: bool = True
     probe_at_s: float = 0.0
     probe_after_s: float = FIRST_PROBE_S
+    probe: int = 0
+    probed_s: float = 0.0
+    """When the last one was sent, of that number."""
 
 
 @dataclass(slots=True)
@@ -51,6 +54,7 @@ class Questions:
         self._clock = clock
         self._nodes = [_Node() for _ in range(num_nodes)]
         self._questions: dict[int, _Question] = {}
+        self._num_probes = 0
 
     @property
     def listening(self) -> list[int]:
@@ -65,10 +69,13 @@ class Questions:
 
     def answered(self, number: int, node: int, num_pages: int) -> Best | None:
         """A node says how many pages it has; the end of the question, if this was the last answer."""
-        self.heard(node)
+        one = self._nodes[node]
+        if number < 0 and number == one.probe and self._clock() <= one.probed_s + PATIENCE_S:
+            self.heard(node)
         question = self._questions.get(number)
         if question is None or node not in question.waits_for:
             return None
+        self.heard(node)
         question.waits_for.discard(node)
         question.best = max(question.best, (num_pages, -1 if num_pages == 0 else node))
         return None if question.waits_for else self._end(number)
@@ -83,7 +90,7 @@ class Questions:
         return None if question.waits_for else self._end(number)
 
     def heard(self, node: int) -> None:
-        """It is there."""
+        """It is there, and says so in time."""
         self._nodes[node] = _Node(is_silent=False)
 
     def connected(self, node: int) -> None:
@@ -107,15 +114,16 @@ class Questions:
                 self.silent(node)
         return [self._end(number) for number in late]
 
-    def to_probe(self) -> list[int]:
-        """Silent nodes that are to be asked now whether they are there."""
+    def to_probe(self) -> list[tuple[int, int]]:
+        """Silent nodes that are to be asked now whether they are there, each under a number below 0, as no question has
+        it."""
         now_s = self._clock()
-        due = [number for number, node in enumerate(self._nodes) if node.is_silent and node.probe_at_s <= now_s]
-        for number in due:
-            node = self._nodes[number]
-            node.probe_at_s = now_s + node.probe_after_s
+        due = [place for place, node in enumerate(self._nodes) if node.is_silent and node.probe_at_s <= now_s]
+        for node in map(self._nodes.__getitem__, due):
+            self._num_probes += 1
+            node.probe, node.probed_s, node.probe_at_s = -self._num_probes, now_s, now_s + node.probe_after_s
             node.probe_after_s = min(2 * node.probe_after_s, LAST_PROBE_S)
-        return due
+        return [(place, self._nodes[place].probe) for place in due]
 
     def _end(self, number: int) -> Best:
         num_pages, node = self._questions.pop(number).best

@@ -5,10 +5,13 @@ Invariants
   1. A remote lease holds a lease on all its pages from ``lend`` until it is returned, runs out or is called in; each
      lease is released exactly once.
   2. No more than ``max_pages`` are lent or reserved at once.
-  3. A remote lease is good for ``TERM_S`` after the last byte that was sent of it. It protects no reader: its checksums
+  3. No more than ``MAX_REMOTE_LEASES`` with pages are out when one is lent: each may have a connection, and there are
+     so many.
+  4. A remote lease is good for ``TERM_S`` after the last byte that was sent of it. It protects no reader: its checksums
      do.
 
-A remote lease: lent -> returned, run out, or called in. The page server's threads call.
+A remote lease: lent -> returned (also by the end of its connection), run out, or called in. The page server's threads
+call.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from typing import Protocol
 from banyan.features.nodes.wire import TOKEN_BYTES
 
 TERM_S = 30.0
+MAX_REMOTE_LEASES = 32
 
 
 class Held(Protocol):
@@ -57,6 +61,7 @@ class RemoteLeases:
         self._lock = threading.Lock()
         self._lent: dict[bytes, Lent] = {}
         self._num_pages = 0
+        self._num_with_pages = 0
         self._num_reserved = 0
 
     @property
@@ -71,6 +76,16 @@ class RemoteLeases:
     def has_room(self, num_pages: int) -> bool:
         """Beside what is lent and what is reserved."""
         return self._num_pages + self._num_reserved + num_pages <= self.max_pages
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one more, of however few pages, would be too many."""
+        return self._num_with_pages >= MAX_REMOTE_LEASES
+
+    @property
+    def num_to_lend(self) -> int:
+        """How many pages one more may have."""
+        return 0 if self.is_full else max(0, self.max_pages - self._num_pages - self._num_reserved)
 
     def reserve(self, num_pages: int) -> bool:
         """Keep room for a later remote lease, if there is any; until ``unreserve``."""
@@ -90,6 +105,7 @@ class RemoteLeases:
         with self._lock:
             self._lent[lent.token] = lent
             self._num_pages += lease.num_pages
+            self._num_with_pages += lease.num_pages > 0
         return lent
 
     def find(self, token: bytes) -> Lent | None:
@@ -105,7 +121,7 @@ class RemoteLeases:
         return token in self._lent
 
     def give_back(self, token: bytes) -> None:
-        """Its reader is done. A token that is not known is one that ran out."""
+        """Its reader is done, or has gone. A token that is not known is one that ran out."""
         with self._lock:
             self._end(token)
 
@@ -128,4 +144,5 @@ class RemoteLeases:
         lent = self._lent.pop(token, None)
         if lent is not None:
             self._num_pages -= lent.lease.num_pages
+            self._num_with_pages -= lent.lease.num_pages > 0
             lent.lease.release()

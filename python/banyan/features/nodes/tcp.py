@@ -21,7 +21,8 @@ from functools import partial
 from banyan.core import Address
 from banyan.features.nodes.callers import Callers
 from banyan.features.nodes.in_flight_limit import InFlightLimit
-from banyan.features.nodes.remote_leases import Layers, RemoteLeases
+from banyan.features.nodes.path_probe import MOST_PROBES_AT_ONCE
+from banyan.features.nodes.remote_leases import MAX_REMOTE_LEASES, Layers, RemoteLeases
 from banyan.telemetry import start_thread
 
 logger = logging.getLogger("banyan")
@@ -42,7 +43,9 @@ MOST_S = 30.0
 IN_FLIGHT_BYTES = 512 << 10
 """More than a connection over a network of one site needs to be as fast as it can."""
 
-MAX_CONNECTIONS = 32
+MAX_CONNECTIONS = MAX_REMOTE_LEASES + MOST_PROBES_AT_ONCE
+"""One for each remote lease that is out."""
+
 LENDING = "lending pages to other nodes"
 MAX_VIEWS = 512
 """Pieces that one system call moves: below any kernel's limit."""
@@ -180,6 +183,21 @@ def _rest(views: list[memoryview], num_bytes: int) -> list[memoryview]:
     return []
 
 
+def _listener(address: Address) -> socket.socket:
+    """Listens at ``address``; where that is all of a host's, at those of IPv4 as well, as ZeroMQ does.
+
+    Raises:
+        OSError: when it cannot be listened on.
+    """
+    is_ipv6 = ":" in address.host
+    return socket.create_server(
+        (address.host, address.port),
+        family=socket.AF_INET6 if is_ipv6 else socket.AF_INET,
+        backlog=MAX_CONNECTIONS,
+        dualstack_ipv6=is_ipv6 and socket.has_dualstack_ipv6(),
+    )
+
+
 class TcpSource:
     """The lender's end: listens, and sends what is lent. A thread for each remote lease, `MAX_CONNECTIONS` at most; who
     shows no token of one has none."""
@@ -207,8 +225,7 @@ class TcpSource:
         self._room = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._sending = threading.Condition()
         self._num_sending = 0
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        self._listener = socket.create_server((address.host, address.port), family=family, backlog=MAX_CONNECTIONS)
+        self._listener = _listener(address)
         self.port: int = self._listener.getsockname()[1]
         self.sent_bytes = 0
         self._callers = Callers(self._listener, self._came)
@@ -253,8 +270,9 @@ class TcpSource:
             with connection, self._in_flight_limit.joined(connection):
                 self._send_remote_lease(connection, token)
         except OSError as error:
-            # The reader has left, or stands still: its remote lease runs out.
+            # The reader has left, or stands still: it does not come again.
             logger.debug("banyan: a reader's connection has ended: %s", error)
+            self._remote_leases.give_back(token)
         finally:
             self._room.release()
 

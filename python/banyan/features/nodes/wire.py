@@ -32,7 +32,10 @@ MAX_PROBE_BYTES = 64 << 20
 """As long as a fast path needs to be at its rate."""
 
 MAX_MESSAGE_BYTES = 8 << 20
-"""The sums of `MAX_PAGES` pages of 256 layers."""
+"""To a borrower: the sums of `MAX_PAGES` pages of 256 layers."""
+
+MAX_QUESTION_BYTES = MAX_PAGES * KEY_BYTES + 1024
+"""To a page server."""
 
 
 class Foreign(ValueError):

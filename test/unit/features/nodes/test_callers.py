@@ -23,6 +23,19 @@ from banyan.telemetry import start_thread
 TOKEN = b"t" * TOKEN_BYTES
 
 
+@pytest.mark.parametrize(
+    ("address", "origin"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:3::4", "20010db800010002"),
+        ("fe80::1%eth0", "fe80000000000000"),
+    ],
+)
+def test_origin_when_it_is_an_address_of_ipv6_that_stands_for_one_of_ipv4_then_it_is_that_one(address, origin):
+    assert module._origin(address) == origin
+
+
 class Port:
     """Callers at a port of their own; ``tokens`` have come."""
 

@@ -89,6 +89,15 @@ def test_parts_when_a_connection_leaves_then_the_others_have_its_part(connect):
         assert part_bytes(one) == alone == 128 << 10
 
 
+def test_part_when_the_kernel_gives_less_then_it_is_said_once_and_what_to_raise(connect, caplog):
+    with open("/proc/sys/net/core/wmem_max") as file:
+        most_bytes = 8 * int(file.read())
+    for _ in range(2):
+        with InFlightLimit(most_bytes).joined(connect()):
+            pass
+    assert caplog.text.count("net.core.wmem_max") == 1
+
+
 def test_part_when_many_send_then_each_still_has_some_packets(connect):
     in_flight_limit = InFlightLimit(16 << 10)
     with contextlib.ExitStack() as stack:

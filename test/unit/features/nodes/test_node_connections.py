@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections to page servers; what is said over them is tested with real page servers in ``test_nodes``."""
 
+import contextlib
+import select
+import socket
 import threading
 import time
 
 import pytest
-from test.unit.features.nodes.rig import KEYS, free_address
+from test.unit.features.nodes.rig import KEYS, free_address, until
 
+from banyan.core import Address
+from banyan.features.nodes import node_connections
 from banyan.features.nodes.node_connections import NodeConnections
+from banyan.features.nodes.page_server import PageServer
 from banyan.features.nodes.wire import Ask
 
 LONG_MS = 30_000
@@ -33,3 +39,55 @@ def test_wait_when_it_is_woken_then_it_ends_without_a_message_and_the_next_one_w
 
 def test_send_when_nobody_listens_there_then_it_says_so_and_does_not_wait(connections):
     assert not connections.send(1, Ask(1, b"n" * 32, b""))
+
+
+class Mute(threading.Thread):
+    """A path to ``target`` that one day carries nothing more, and tells nobody. As a firewall that forgets a flow."""
+
+    def __init__(self, target):
+        super().__init__(daemon=True)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = Address("127.0.0.1", self._listener.getsockname()[1])
+        self._target = target
+        self._pairs = {}
+        self.is_mute = False
+        self.num_came = 0
+        self.has_ended = False
+        self.start()
+
+    def run(self):
+        self._listener.settimeout(0.01)
+        while not self.has_ended:
+            with contextlib.suppress(TimeoutError):
+                here = self._listener.accept()[0]
+                there = socket.create_connection((self._target.host, self._target.port))
+                self._pairs |= {here: there, there: here}
+                self.num_came += 1
+                self.is_mute = False
+            if self.is_mute:
+                continue
+            for one in select.select(list(self._pairs), [], [], 0)[0]:
+                with contextlib.suppress(OSError):
+                    self._pairs[one].sendall(one.recv(65536))
+        for one in (*self._pairs, self._listener):
+            one.close()
+
+
+def test_connection_when_its_path_goes_mute_then_it_is_made_anew(monkeypatch):
+    monkeypatch.setattr(node_connections, "HEARTBEAT_MS", 100)
+    monkeypatch.setattr(node_connections, "SILENCE_MS", 200)
+    page_server = PageServer(free_address(), KEYS, max_pages=1, num_layers=1)
+    path = Mute(page_server.address)
+    connected = []
+    made = NodeConnections([path.address], KEYS, connected=connected.append)
+    try:
+        until(lambda: made.wait(10) or connected)
+        path.is_mute = True
+        until(lambda: made.wait(10) or len(connected) == 2)
+        assert path.num_came == 2
+    finally:
+        made.hang_up()
+        made.close()
+        path.has_ended = True
+        path.join()
+        page_server.close()

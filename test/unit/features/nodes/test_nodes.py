@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import socket
 import threading
+import time
 from array import array
 from collections.abc import Iterator
 
@@ -18,10 +20,12 @@ from test.unit.features.nodes.rig import KEYS, NUM_LAYERS, Node, free_address, u
 from zmq.auth.thread import ThreadAuthenticator
 
 from banyan.arena.page_source import Wanted
-from banyan.core import Run, SourceKind
-from banyan.features.nodes import page_server
+from banyan.core import Address, Run, SourceKind
+from banyan.features.nodes import borrower, page_server
+from banyan.features.nodes.exported_arena import LeasedFrames
 from banyan.features.nodes.page_server import PageServer
 from banyan.features.nodes.pull import NodeFound
+from banyan.features.nodes.tcp import TcpCarrier
 from banyan.features.nodes.wire import Answer, Ask, Refused, encode, pack_keys, read_by_borrower
 from banyan.transport.sealed.secret import Keys
 
@@ -129,7 +133,7 @@ def test_pages_when_they_leave_between_answer_and_remote_lease_then_the_read_fai
     assert one.page_server.lending.num_refused == 1
 
 
-def test_remote_lease_when_more_is_wanted_than_may_be_lent_then_it_is_refused(nodes) -> None:
+def test_prefix_when_it_is_longer_than_may_be_lent_then_only_so_much_is_promised_and_comes(nodes) -> None:
     one, two = nodes
     one.keep([1, 2, 3], LENT)
     two.borrow_from(one.lend(max_pages=2))
@@ -137,7 +141,65 @@ def test_remote_lease_when_more_is_wanted_than_may_be_lent_then_it_is_refused(no
     two.remote.ask(Wanted("r", keys(1, 2, 3), 0, whole))
     two.wait_answered("r")
     until(lambda: two.poll() or two.residency.num_filling == 0)
-    assert two.counters.pull_failed_pages == 3 and one.page_server.lending.remote_leases.num_remote_leases == 0
+    assert two.counters.pull_failed_pages == 0 and two.residency.num_resident == 2
+    assert one.page_server.lending.num_refused == 0
+
+
+def test_checksums_when_they_take_long_then_others_are_answered_and_a_withdrawal_waits_for_one_layer(
+    nodes, monkeypatch
+) -> None:
+    def slow(leased_frames, namespace, keys):
+        for _ in range(100):
+            time.sleep(0.1)
+            yield [0] * len(keys)
+
+    one, two = nodes
+    one.keep([1, 2, 3], LENT)
+    connect(one, two)
+    monkeypatch.setattr(LeasedFrames, "sums", slow)
+    found = NodeFound(str(one.page_server.address), 0, keys(1, 2))
+    read = two.borrower.read(found, 2, two.memory, array("q", [0, two.block.frame_bytes]))
+    until(lambda: one.page_server.lending._num_borrowing == 1)
+    two.remote.ask(Wanted("r", keys(1), 0, whole))
+    two.wait_answered("r")
+    assert two.counters.question_hits == 1 and two.borrower.num_listening == 1
+    one.page_server.withdraw()
+    assert one.page_server.lending.remote_leases.num_pages == 0 and one.page_server.lending.remote_leases.has_room(100)
+    one.residency.reset()
+    one.frame_table.drain()
+    assert one.frame_table.num_quarantined == 0
+    until(lambda: read.has_ended)
+    one.page_server.lending.lend(one.exported())
+
+
+def test_node_when_it_has_a_name_then_bytes_come_from_where_the_answer_came_from(nodes, monkeypatch) -> None:
+    one, two = nodes
+    one.keep([1], LENT[:1])
+    address = one.lend()
+    two.borrow_from(Address("localhost", address.port))
+    until(lambda: two.borrower.num_listening == 1)
+    real = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **more: real(_no_name(host), *rest, **more))
+    two.remote.ask(Wanted("r", keys(1), 0, whole))
+    two.wait_answered("r")
+    until(lambda: two.poll() or two.residency.num_resident == 1)
+
+
+def _no_name(host: str) -> str:
+    assert host != "localhost", "a name server may not answer"
+    return host
+
+
+def test_message_when_it_is_larger_than_any_question_then_its_connection_ends_and_is_made_again(nodes) -> None:
+    one, two = nodes
+    one.keep([1], LENT[:1])
+    connect(one, two)
+    two.borrower._tell(lambda: two.borrower._connections._sockets[0].send(bytes(1 << 20)))
+    for number in itertools.count():
+        two.remote.ask(Wanted(f"r{number}", keys(1), 0, whole))
+        two.wait_answered(f"r{number}")
+        if two.counters.question_hits:
+            break
 
 
 def test_page_server_when_it_withdraws_then_frames_are_free_and_nothing_is_found(nodes) -> None:
@@ -290,7 +352,7 @@ def test_borrower_when_the_system_has_no_thread_left_then_its_reads_end(nodes, m
     one, two = nodes
     one.keep([1, 2, 3], LENT)
     connect(one, two)
-    monkeypatch.setattr(two.borrower._executor, "submit", fails)
+    monkeypatch.setattr(two.borrower._executors[0], "submit", fails)
     found = NodeFound(str(one.page_server.address), 0, keys(1, 2))
     read = two.borrower.read(found, 2, two.memory, array("q", [0, two.block.frame_bytes]))
     until(lambda: read.has_ended)
@@ -311,6 +373,23 @@ class Standing:
         yield
 
 
+class StandingAt(Standing):
+    """As ``Standing``, of the source at one port; others bring what they have."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__()
+        self._port = port
+
+    def pull(self, source, *what, is_wanted):
+        pull = super().pull if source.port == self._port else TcpCarrier().pull
+        yield from pull(source, *what, is_wanted=is_wanted)
+
+
+@pytest.fixture
+def short_turn(monkeypatch) -> None:
+    monkeypatch.setattr(borrower, "TURN_S", 0.2)
+
+
 @pytest.fixture
 def standing(nodes) -> tuple[Node, Standing]:
     """A node that pulls three pages, each by itself, of one that has lent them and says nothing."""
@@ -321,7 +400,7 @@ def standing(nodes) -> tuple[Node, Standing]:
     for number in (1, 2, 3):
         found = NodeFound(str(one.page_server.address), 0, keys(number))
         two.prefetch.start_pull(keys(number), whole, found, two.borrower.read, found.origin)
-    until(lambda: carrier.num_pulls == 2 and two.borrower._executor._work_queue.qsize() == 1)
+    until(lambda: carrier.num_pulls == 2 and two.borrower._executors[0]._work_queue.qsize() == 1)
     return two, carrier
 
 
@@ -331,6 +410,34 @@ def test_flush_when_pulls_stand_still_then_nobody_waits_for_them_and_no_frame_is
     two.prefetch.quiesce()
     assert two.prefetch.num_left_behind == 0 and two.residency.num_filling == 0
     assert two.borrower.num_listening == 1 and two.borrower.num_lost == 0, "the node is not to blame"
+
+
+def test_pull_when_others_of_its_node_are_slow_then_it_waits_no_longer_than_a_forward_may(short_turn, standing) -> None:
+    two, carrier = standing
+    until(lambda: two.poll() or two.residency.num_filling == 2)
+    carrier.is_lost.set()
+    until(lambda: two.poll() or two.residency.num_filling == 0)
+    assert carrier.num_pulls == 2
+
+
+def test_pull_when_another_node_is_slow_then_it_does_not_wait_for_it(nodes, monkeypatch) -> None:
+    monkeypatch.setattr(borrower, "PATIENCE_S", 10)
+    slow, two = nodes
+    quick = Node()
+    for node in (slow, quick):
+        node.keep([1, 2, 3], LENT)
+        node.lend()
+    carrier = StandingAt(slow.page_server._source.port)
+    two.borrow_from(slow.page_server.address, quick.page_server.address, carrier=carrier)
+    until(lambda: two.borrower.num_listening == 2)
+    for place, node, number in ((0, slow, 1), (0, slow, 2), (1, quick, 3)):
+        found = NodeFound(str(node.page_server.address), place, keys(number))
+        two.prefetch.start_pull(keys(number), whole, found, two.borrower.read, found.origin)
+    until(lambda: two.poll() or two.residency.num_resident == 1)
+    assert carrier.num_pulls == 2 and two.residency.num_filling == 2
+    carrier.is_lost.set()
+    until(lambda: two.poll() or two.residency.num_filling == 0)
+    quick.close()
 
 
 def test_pulls_when_their_node_was_lost_since_it_lent_for_them_then_they_do_not_wait_for_it_again(standing) -> None:

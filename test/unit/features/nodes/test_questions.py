@@ -44,6 +44,34 @@ def test_question_when_a_node_does_not_answer_then_it_ends_in_time_and_the_node_
     assert asking.begin(3, ALL) == [0, 1]
 
 
+def test_question_when_its_answer_comes_late_then_the_next_request_does_not_wait_for_that_node():
+    asking, clock = listening(1)
+    for number in range(1, 4):
+        waited = asking.begin(number, ALL)
+        assert bool(waited) == (number == 1)
+        clock.now_s += PATIENCE_S
+        asking.expire()
+        clock.now_s += PATIENCE_S / 5
+        assert asking.answered(number, 0, 5) is None and asking.listening == []
+
+
+def test_silent_node_when_it_answers_probes_late_then_it_stays_silent_and_in_time_it_listens():
+    asking, clock = listening(1)
+    asking.silent(0)
+    late = []
+    for _ in range(2_000):
+        clock.now_s += 0.01
+        late += [(clock.now_s + PATIENCE_S + 0.1, node, number) for node, number in asking.to_probe()]
+        while late and late[0][0] <= clock.now_s:
+            _, node, number = late.pop(0)
+            asking.answered(number, node, 0)
+            assert asking.listening == []
+    clock.now_s += LAST_PROBE_S
+    ((node, number),) = asking.to_probe()
+    asking.answered(number, node, 0)
+    assert asking.listening == [0]
+
+
 def test_question_when_it_cannot_be_put_to_the_last_node_then_it_is_over():
     asking, _ = listening(2)
     asking.begin(1, ALL)
@@ -74,9 +102,9 @@ def test_silent_node_when_somebody_is_reached_there_then_it_is_probed_at_once():
     asking.silent(0)
     assert asking.to_probe() == []
     asking.connected(0)
-    assert asking.to_probe() == [0] and asking.to_probe() == []
+    assert [node for node, _ in asking.to_probe()] == [0] and asking.to_probe() == []
     clock.now_s = FIRST_PROBE_S
-    assert asking.to_probe() == [0]
+    assert [node for node, _ in asking.to_probe()] == [0]
 
 
 def test_allowance_when_more_is_taken_than_it_grows_then_it_is_refused():

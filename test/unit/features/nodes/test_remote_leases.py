@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from banyan.features.nodes.remote_leases import TERM_S, RemoteLeases
+from banyan.features.nodes.remote_leases import MAX_REMOTE_LEASES, TERM_S, RemoteLeases
 
 
 class FakeLease:
@@ -39,6 +39,15 @@ def test_remote_leases_when_pages_are_lent_then_only_so_many_at_once():
     assert not remote_leases.has_room(2) and remote_leases.has_room(1)
     remote_leases.give_back(first.token)
     assert remote_leases.has_room(3)
+
+
+def test_remote_leases_when_as_many_are_out_as_may_have_a_connection_then_no_more_is_promised():
+    remote_leases = RemoteLeases(max_pages=1000, clock=Clock())
+    tokens = [remote_leases.lend(FakeLease(1), None).token for _ in range(MAX_REMOTE_LEASES)]
+    remote_leases.lend(FakeLease(0), None)
+    assert remote_leases.is_full and remote_leases.num_to_lend == 0
+    remote_leases.give_back(tokens[0])
+    assert not remote_leases.is_full and remote_leases.num_to_lend == 1001 - MAX_REMOTE_LEASES
 
 
 def test_remote_leases_when_called_in_then_every_lease_is_released():

@@ -4,10 +4,12 @@
 import contextlib
 import math
 import socket
+import struct
 import threading
 import time
 
 import pytest
+from test.unit.features.nodes.rig import until
 
 from banyan.core import Address
 from banyan.features.nodes import tcp
@@ -44,6 +46,42 @@ def test_remote_lease_when_a_class_is_asked_for_then_both_ends_mark_their_packet
         source.close()
     assert {dscp for _, dscp in marked} == {8}
     assert len({port for port, _ in marked}) == 2 and source.port in dict(marked)
+
+
+class Pages:
+    """What is lent: more than a kernel buffers."""
+
+    num_pages = 1
+
+    def layer(self, layer):
+        return [memoryview(bytes(64 << 20))]
+
+    def release(self):
+        pass
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+def test_source_when_it_listens_at_all_addresses_of_ipv6_then_those_of_ipv4_are_served_as_well():
+    source = tcp.TcpSource(Address("::", 0), RemoteLeases(max_pages=1, clock=time.monotonic), num_layers=1)
+    try:
+        for host in ("127.0.0.1", "::1"):
+            socket.create_connection((host, source.port), timeout=1).close()
+    finally:
+        source.close()
+
+
+def test_remote_lease_when_its_reader_has_gone_then_its_room_is_free_at_once():
+    remote_leases = RemoteLeases(max_pages=1, clock=time.monotonic)
+    source = tcp.TcpSource(Address("127.0.0.1", 0), remote_leases, num_layers=1)
+    try:
+        token = remote_leases.lend(Pages(), Pages()).token
+        with socket.create_connection(("127.0.0.1", source.port), timeout=5) as reader:
+            reader.sendall(token)
+            reader.recv(1)
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        until(lambda: remote_leases.num_pages == 0)
+    finally:
+        source.close()
 
 
 class Nothing:
