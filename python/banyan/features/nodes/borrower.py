@@ -31,7 +31,7 @@ from queue import Empty, SimpleQueue
 
 from banyan import _native
 from banyan.core import Address
-from banyan.features.nodes.node_connections import Heard, NodeConnections
+from banyan.features.nodes.node_connections import NodeConnections, NodeMessage
 from banyan.features.nodes.pull import Ended, NodeFound, Pull
 from banyan.features.nodes.questions import PATIENCE_S, Best, Questions
 from banyan.features.nodes.tcp import TcpCarrier
@@ -326,7 +326,7 @@ class Borrower:
             self._asking.silent(self._wanted[number].node)
             self._refused(number)
 
-    def _take(self, heard: Heard) -> None:
+    def _take(self, heard: NodeMessage) -> None:
         node = heard.node
         try:
             message = read_by_borrower(heard.payload)

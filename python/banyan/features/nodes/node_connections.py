@@ -30,7 +30,7 @@ and tell neither end, and a host that loses its power says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class NodeMessage:
     """A message, and the address that it came from: a name may mean several, or not be found any more."""
 
     node: int
@@ -69,7 +69,7 @@ class NodeConnections:
         """End the wait that is under way, or the next one."""
         os.eventfd_write(self._wakeup, 1)
 
-    def wait(self, timeout_ms: int) -> list[Heard]:
+    def wait(self, timeout_ms: int) -> list[NodeMessage]:
         """Wait for messages or the wakeup; at most one message of each node. Says when a node refuses a handshake."""
         ready = dict(self._poller.poll(timeout_ms))
         if self._wakeup in ready:
@@ -108,9 +108,9 @@ def notice_silence(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
 
 
-def _heard(node: int, socket: zmq.Socket[bytes]) -> Heard:
+def _heard(node: int, socket: zmq.Socket[bytes]) -> NodeMessage:
     frame = socket.recv(copy=False)
-    return Heard(node, frame.bytes, str(frame.get("Peer-Address")))
+    return NodeMessage(node, frame.bytes, str(frame.get("Peer-Address")))
 
 
 def _connect(context: zmq.Context[zmq.Socket[bytes]], node: Address, keys: Keys) -> zmq.Socket[bytes]:
