@@ -533,7 +533,8 @@ class Peers:
         self, loads: list[tuple[Lease, Frames]], arrivals: list[tuple[Read, list[int], Frames]] = []
     ) -> Copy:
         """Queue a copy: page `i` of a lease goes to frame `frames[i]` of the own pool, all loads together, layer by
-        layer. The leases are the copy's from now on, and end with it; of a call that is refused they have ended.
+        layer. The leases are the copy's from now on, and end with it at the latest; of a call that is refused they have
+        ended.
 
         `arrivals`: pages of a `Read`, by position, and their frames; each layer follows the read. Keep the read until
         the copy has ended, and ask it which pages were bad: the copy does not know.
