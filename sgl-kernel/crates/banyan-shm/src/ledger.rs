@@ -158,8 +158,8 @@ impl Ledger {
         for id in ids {
             let frame = index.frame(*id);
             if let Some(key) = frame.owned_key() {
-                index.unlink(*id, &key);
                 frame.unpublish();
+                index.unlink(*id, &key);
                 self.num_published -= 1;
             }
         }
