@@ -31,8 +31,7 @@ impl SharedMemory {
     pub fn keep(path: &Path, num_bytes: usize) -> Result<(Self, Content)> {
         let name = path.display();
         let len = num_bytes as u64;
-        if let Some(file) = open(path, Creation::Never)? {
-            lock(&file, path)?;
+        if let Some(file) = open_locked(path, Creation::Never)? {
             if is_ours(&file) && size(&file, path)? == len {
                 let memory = Self::backed_by(file.into(), num_bytes, &name.to_string())?;
                 return Ok((memory, Content::Left));
@@ -40,10 +39,9 @@ impl SharedMemory {
             fs::remove_file(path)
                 .map_err(|cause| ShmError::os(format!("cannot remove {name}"), cause))?;
         }
-        let Some(file) = open(path, Creation::Always)? else {
+        let Some(file) = open_locked(path, Creation::Always)? else {
             return invalid!("{name} was made by another process just now");
         };
-        lock(&file, path)?;
         if !is_ours(&file) {
             // An empty file of ours, made a moment ago.
             drop(fs::remove_file(path));
@@ -91,9 +89,20 @@ impl SharedMemory {
     }
 }
 
+#[derive(Clone, Copy)]
 enum Creation {
     Always,
     Never,
+}
+
+/// As `open`; `path` names it still, and nobody else removes it while it is open.
+fn open_locked(path: &Path, creation: Creation) -> Result<Option<File>> {
+    while let Some(file) = open(path, creation)? {
+        if lock(&file, path)? {
+            return Ok(Some(file));
+        }
+    }
+    Ok(None)
 }
 
 /// `None` when it is there already, or is not there.
@@ -122,10 +131,13 @@ fn open(path: &Path, creation: Creation) -> Result<Option<File>> {
     }
 }
 
-fn lock(file: &File, path: &Path) -> Result<()> {
+/// Whether `path` names it still: who had it before may have put another in its place.
+fn lock(file: &File, path: &Path) -> Result<bool> {
     // SAFETY: a system call on our own descriptor.
     if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
-        return Ok(());
+        let identity = |file: fs::Metadata| (file.dev(), file.ino());
+        let named = fs::symlink_metadata(path).map(identity).ok();
+        return Ok(named.is_some() && named == file.metadata().map(identity).ok());
     }
     let cause = io::Error::last_os_error();
     Err(match cause.raw_os_error() {
@@ -240,6 +252,18 @@ mod tests {
         let _held = SharedMemory::keep(&scratch.file(), 4096).unwrap();
         let refused = SharedMemory::keep(&scratch.file(), 4096).err().unwrap();
         assert!(refused.to_string().contains("in use"), "{refused}");
+    }
+
+    #[test]
+    fn lock_when_another_process_has_replaced_the_file_meanwhile_then_it_counts_for_nothing() {
+        let scratch = Scratch::new("replaced");
+        let make = || open(&scratch.file(), Creation::Always).unwrap().unwrap();
+        let late = make();
+        assert!(lock(&late, &scratch.file()).unwrap());
+        fs::remove_file(scratch.file()).unwrap();
+        assert!(!lock(&late, &scratch.file()).unwrap());
+        let _other = make();
+        assert!(!lock(&late, &scratch.file()).unwrap());
     }
 
     #[test]
