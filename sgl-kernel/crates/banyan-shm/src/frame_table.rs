@@ -49,8 +49,9 @@ impl FrameTable {
         let geometry_words = geometry.to_words().len();
         let layout = FrameTableLayout::new(num_frames, geometry_words, draw_multiplier());
         let memory = SharedMemory::create(layout.num_bytes(), "frame_table")?;
-        let epoch = rank_table.claim_slot(slot)?;
+        // Before the claim: whatever fails behind it leaves the slot to a process that lives and is not in it.
         let identity = Identity::own()?;
+        let epoch = rank_table.claim_slot(slot)?;
         let birth = Birth {
             identity: identity.0,
             epoch,
