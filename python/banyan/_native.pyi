@@ -86,7 +86,8 @@ class SharedBytes(Buffer):
     def forget(self, offset: int, num_bytes: int) -> None:
         """Put zeroes in the place of these bytes, and other memory: what writes to the old one is not seen any more.
 
-        Only for memory that `keep` gave. Offset and size are multiples of 4096.
+        Only for memory that `keep` gave. Offset and size are multiples of 4096. Raises OSError where some of the old
+        memory stays, because somebody holds a larger page that it is a part of.
         """
 
     def checksums(

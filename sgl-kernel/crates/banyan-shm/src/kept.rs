@@ -6,7 +6,7 @@
 //!   Banyan shrinks such a file, it is removed and made anew.
 //! * One process writes it: it holds an exclusive lock from opening it until it ends, however it ends.
 //! * What a transfer of a dead process may still write to is given up with `forget` before it is used again: the transfer keeps the
-//!   frames of memory that it began with, and the file gets others.
+//!   frames of memory that it began with, and the file gets others. Where it does not, `forget` fails.
 
 use std::fs::{self, File};
 use std::io;
@@ -84,8 +84,19 @@ impl SharedMemory {
         let (at, count) = (offset as libc::off_t, len as libc::off_t);
         // SAFETY: a system call on our own descriptor, in bounds.
         until_done(|| unsafe { libc::fallocate(self.fd(), mode, at, count) })
+            .and_then(|()| self.check_gone(at, count))
             .and_then(|()| self.mapping().populate(offset, len))
             .map_err(|cause| ShmError::os(format!("cannot renew {len} bytes of memory"), cause))
+    }
+
+    /// Of a page that is larger than the hole and that somebody holds, the kernel zeroes the part and keeps it.
+    fn check_gone(&self, at: libc::off_t, count: libc::off_t) -> io::Result<()> {
+        // SAFETY: a system call on our own descriptor.
+        let next_data = unsafe { libc::lseek(self.fd(), at, libc::SEEK_DATA) };
+        if (at..at + count).contains(&next_data) {
+            return Err(io::Error::from_raw_os_error(libc::EBUSY));
+        }
+        Ok(())
     }
 }
 
