@@ -86,7 +86,8 @@ class SharedBytes(Buffer):
     def forget(self, offset: int, num_bytes: int) -> None:
         """Put zeroes in the place of these bytes, and other memory: what writes to the old one is not seen any more.
 
-        Only for memory that `keep` gave. Offset and size are multiples of 4096.
+        Only for memory that `keep` gave. Offset and size are multiples of 4096. Raises OSError where some of the old
+        memory stays, because somebody holds a larger page that it is a part of.
         """
 
     def checksums(
@@ -533,7 +534,8 @@ class Peers:
         self, loads: list[tuple[Lease, Frames]], arrivals: list[tuple[Read, list[int], Frames]] = []
     ) -> Copy:
         """Queue a copy: page `i` of a lease goes to frame `frames[i]` of the own pool, all loads together, layer by
-        layer. The leases are the copy's from now on, and end with it; of a call that is refused they have ended.
+        layer. The leases are the copy's from now on, and end with it at the latest; of a call that is refused they have
+        ended.
 
         `arrivals`: pages of a `Read`, by position, and their frames; each layer follows the read. Keep the read until
         the copy has ended, and ask it which pages were bad: the copy does not know.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank's part of the arena on tmpfs, from one server to the next."""
 
+import errno
 import tempfile
 import time
 from pathlib import Path
@@ -73,6 +74,28 @@ def test_keep_when_the_weights_are_others_then_nothing_is_found(folder):
     fill(keep(folder), 1)
     assert keep(folder, namespace=OTHER).index_file.entries(OTHER) == []
     assert keep(folder).index_file.entries(OURS) == [], "and not by a third server either"
+
+
+@pytest.mark.parametrize("lost", [(), ("index-0",)])
+def test_keep_when_something_still_holds_the_memory_then_all_of_it_is_made_anew_and_said(
+    folder, monkeypatch, caplog, lost
+):
+    fill(keep(folder), 1)
+    for name in lost:
+        (folder / name).unlink()
+
+    def fail(_arena, *, kept):
+        raise OSError(errno.EBUSY, "cannot renew")
+
+    monkeypatch.setattr(arena_memory, "_renew", fail)
+    monkeypatch.setattr(arena_memory, "LOCK_PATIENCE_S", 0.3)
+    arena = keep(folder)
+    assert arena.index_file.entries(OURS) == [] and pages(arena) == [0] * NUM_FRAMES
+    assert "given up: [Errno 16] cannot renew" in caplog.text
+    monkeypatch.undo()
+    fill(arena, 2)
+    del arena
+    assert [entry.frame for entry in keep(folder).index_file.entries(OURS)] == [2], "the next server finds this one's"
 
 
 @pytest.mark.parametrize("lost", ["part-0", "index-0"])

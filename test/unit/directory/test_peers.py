@@ -130,6 +130,20 @@ def test_lease_when_dropped_then_released(ranks: list[Rank]) -> None:
     assert ids(owner.frame_table.drain()) == [4]
 
 
+def test_reader_bit_when_a_match_and_a_released_lease_are_kept_then_the_next_peers_object_has_it(rank_table, ranks):
+    owner, reader = ranks[:2]
+    owner.frame_table.publish(frames(4), keys(0))
+    found = reader.peers.lookup(keys(0))
+    lease = reader.peers.lease(found, keys(0))
+    lease.release()
+    del reader.peers
+    successor = Peers(rank_table, 1, 1, NAMESPACE, reader.geometry, reader.pool)
+    with pytest.raises(ValueError, match="another Peers"):
+        successor.lease(found, keys(0))
+    with pytest.raises(ValueError, match="another Peers"):
+        successor.start_copy([(lease, frames(9))])
+
+
 def test_lease_when_the_owner_leaves_then_its_pages_can_still_be_copied(
     rank_table: RankTable, ranks: list[Rank]
 ) -> None:

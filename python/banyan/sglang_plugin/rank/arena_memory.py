@@ -185,13 +185,20 @@ def keep(folder: Path, part: int, *, num_parts: int, num_bytes: int, block: Bloc
         runtime.refuse(kept_arena_refusal(folder=folder, error=error))
     index_file = IndexFile(memoryview(entries), page_bytes=block.block_bytes, num_frames=num_frames)
     arena = Arena(memory, block, index_file)
-    if has_frames and has_entries:
-        _sift(arena, namespace)
-    elif has_frames:
-        _renew(arena, kept=())
-    else:
-        index_file.strike_all()
-    return arena
+    try:
+        if has_frames and has_entries:
+            _sift(arena, namespace)
+        elif has_frames:
+            _renew(arena, kept=())
+        else:
+            index_file.strike_all()
+        return arena
+    except OSError as error:
+        logger.warning("banyan: the host arena that the last server left is given up: %s", error)
+    del arena, memory  # Before as much is taken anew.
+    frames_path.unlink()
+    index_file_path.unlink()
+    return keep(folder, part, num_parts=num_parts, num_bytes=num_bytes, block=block, namespace=namespace)
 
 
 def _sift(arena: Arena, namespace: bytes) -> None:

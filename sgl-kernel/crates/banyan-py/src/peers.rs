@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use banyan_shm::copy_thread::CopyThread;
 use banyan_shm::geometry::Geometry;
@@ -61,7 +61,7 @@ impl PyPeers {
     fn lookup(&self, keys: &Bound<'_, PyList>, slots: Option<Vec<usize>>) -> PyResult<PyMatch> {
         Ok(PyMatch {
             found: self.peers.lookup(&keys_of(keys)?, slots.as_deref()),
-            peers: self.peers.clone(),
+            peers: Arc::downgrade(&self.peers),
         })
     }
 
@@ -87,7 +87,7 @@ impl PyPeers {
 
     #[pyo3(signature = (r#match, keys))]
     fn lease(&self, r#match: &PyMatch, keys: &Bound<'_, PyList>) -> PyResult<Option<PyLease>> {
-        if !Arc::ptr_eq(&r#match.peers, &self.peers) {
+        if !self.is_same(&r#match.peers) {
             return Err(PyValueError::new_err("a match of another Peers object"));
         }
         let ends = ends_of(keys)?;
@@ -96,7 +96,7 @@ impl PyPeers {
             num_pages: lease.num_pages(),
             runs: describe(lease.runs()),
             held: Held::of(lease),
-            peers: self.peers.clone(),
+            peers: Arc::downgrade(&self.peers),
         }))
     }
 
@@ -152,7 +152,7 @@ impl PyPeers {
         };
         let mut wanted = Vec::with_capacity(loads.len());
         for (lease, frames) in &loads {
-            if !Arc::ptr_eq(&lease.peers, &self.peers) {
+            if !self.is_same(&lease.peers) {
                 return Err(PyValueError::new_err("a lease of another Peers object"));
             }
             let Some(taken) = lease.held.take() else {
@@ -176,6 +176,10 @@ impl PyPeers {
 }
 
 impl PyPeers {
+    fn is_same(&self, peers: &Weak<Peers>) -> bool {
+        Weak::as_ptr(peers) == Arc::as_ptr(&self.peers)
+    }
+
     fn copy_thread(&self) -> PyResult<Arc<CopyThread>> {
         let mut copy_thread = self
             .copy_thread
@@ -192,7 +196,8 @@ impl PyPeers {
 #[pyclass(frozen, name = "Match", module = "banyan._native")]
 pub struct PyMatch {
     found: Match,
-    peers: Arc<Peers>,
+    /// Not kept: the reader bit is free once `Peers` and what it has leased are gone.
+    peers: Weak<Peers>,
 }
 
 #[pymethods]
@@ -242,7 +247,7 @@ pub struct PyLease {
     #[pyo3(get)]
     runs: Vec<(usize, usize)>,
     pub held: Held,
-    peers: Arc<Peers>,
+    peers: Weak<Peers>,
 }
 
 #[pymethods]

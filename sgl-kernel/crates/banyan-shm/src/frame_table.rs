@@ -14,6 +14,7 @@ use std::sync::Arc;
 use crate::error::{Result, invalid};
 use crate::frame::{FrameId, Key};
 use crate::geometry::Geometry;
+use crate::index::draw_multiplier;
 use crate::layout::{Birth, FrameTableLayout, Word};
 use crate::ledger::Ledger;
 use crate::liveness::{Census, Identity};
@@ -45,10 +46,12 @@ impl FrameTable {
     ) -> Result<Self> {
         rank_table.check_slot(slot)?;
         check_fits(num_frames, geometry, pool.num_bytes())?;
-        let layout = FrameTableLayout::new(num_frames, geometry.to_words().len());
+        let geometry_words = geometry.to_words().len();
+        let layout = FrameTableLayout::new(num_frames, geometry_words, draw_multiplier());
         let memory = SharedMemory::create(layout.num_bytes(), "frame_table")?;
-        let epoch = rank_table.claim_slot(slot)?;
+        // Before the claim: whatever fails behind it leaves the slot to a process that lives and is not in it.
         let identity = Identity::own()?;
+        let epoch = rank_table.claim_slot(slot)?;
         let birth = Birth {
             identity: identity.0,
             epoch,
@@ -219,4 +222,25 @@ fn check_fits(num_frames: usize, geometry: &Geometry, pool_bytes: u64) -> Result
         return invalid!("{num_frames} frames are more than a frame table can number");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn index_when_a_peer_writes_another_multiplier_then_the_owner_still_finds_its_pages() {
+        let rank_table = Arc::new(RankTable::create(1).unwrap());
+        let geometry = Geometry::new(&[vec![(0, 64)]], None);
+        let pool = Pool::Mapped(Arc::new(SharedMemory::create(4096, "pool").unwrap()));
+        let mut table = FrameTable::open(rank_table, 0, [0; 4], pool, 64, &geometry).unwrap();
+        let (frames, keys): (Vec<i64>, Vec<Key>) =
+            (0..64).map(|id| (id, [id as u64, 1, 2, 3])).unzip();
+        table.publish(&frames, &keys).unwrap();
+        let mapping = table.memory.mapping();
+        let multiplier = table.layout.word(mapping, Word::Multiplier);
+        multiplier.store(draw_multiplier(), Ordering::Relaxed);
+        let index = table.layout.index(mapping);
+        assert!(keys.iter().all(|key| index.find(key).is_some()));
+    }
 }

@@ -5,6 +5,7 @@
 //! * Only the owner links and unlinks. A frame is in exactly the chain of its key while it is published, else in none.
 //! * A reader may walk while the owner relinks and may so be led into another chain or round in a ring. It bounds its steps and believes only
 //!   `Frame::published_as`: a false miss is harmless, a false hit impossible.
+//! * Every reader can write these words, too. So the owner bounds its steps as they do: by a damaged chain it loses pages, not its way.
 //! * No chain is longer than `MAX_STEPS`: a page that would make it so is not taken. So every walk ends, the owner's too, and what is published is
 //!   found. Keys are a client's to choose, so the bucket of one depends on a number that no client knows.
 
@@ -75,8 +76,7 @@ impl<'a> Index<'a> {
     pub fn find(&self, key: &Key) -> Option<(FrameId, u64)> {
         let mut link = load(self.head(key));
         for _ in 0..MAX_STEPS {
-            let id = link.frame()?;
-            let frame = self.frames.get(id as usize)?;
+            let (id, frame) = self.at(link)?;
             if let Some(generation) = frame.published_as(key) {
                 return Some((id, generation));
             }
@@ -94,8 +94,7 @@ impl<'a> Index<'a> {
     /// Asks the processor for the first frame in the bucket of `key`, ahead of `find`.
     #[cfg(not(loom))]
     pub fn prefetch_frame(&self, key: &Key) {
-        let first = load(self.head(key)).frame();
-        if let Some(frame) = first.and_then(|id| self.frames.get(id as usize)) {
+        if let Some((_, frame)) = self.at(load(self.head(key))) {
             prefetch(frame);
         }
     }
@@ -105,13 +104,13 @@ impl<'a> Index<'a> {
     pub(crate) fn has_room_for(&self, key: &Key) -> bool {
         let mut link = load(self.head(key));
         for _ in 0..MAX_STEPS {
-            let Some(id) = link.frame() else {
+            let Some((_, frame)) = self.at(link) else {
                 return true;
             };
-            if self.frame(id).owned_key().as_ref() == Some(key) {
+            if frame.owned_key().as_ref() == Some(key) {
                 return false;
             }
-            link = load(&self.frame(id).next);
+            link = load(&frame.next);
         }
         false
     }
@@ -122,18 +121,18 @@ impl<'a> Index<'a> {
         store(head, Link::to(id));
     }
 
-    /// Takes a linked frame out. Its own `next` stays, for readers that stand on it.
+    /// Takes a linked frame out. Its own `next` stays, for readers that stand on it. Where the chain is damaged before
+    /// it, it stays in: nobody believes a frame that is not published.
     pub(crate) fn unlink(&self, id: FrameId, key: &Key) {
         let mut place = self.head(key);
-        loop {
-            let link = load(place);
-            let Some(found) = link.frame() else {
-                unreachable!("frame {id} is published but not in the chain of its key")
+        for _ in 0..MAX_STEPS {
+            let Some((found, frame)) = self.at(load(place)) else {
+                return;
             };
             if found == id {
-                return store(place, load(&self.frame(id).next));
+                return store(place, load(&frame.next));
             }
-            place = &self.frame(found).next;
+            place = &frame.next;
         }
     }
 
@@ -142,6 +141,12 @@ impl<'a> Index<'a> {
         for head in self.heads {
             store(head, Link::END);
         }
+    }
+
+    /// `None` at the end of a chain, or where it leads out of the table.
+    fn at(&self, link: Link) -> Option<(FrameId, &'a Frame)> {
+        let id = link.frame()?;
+        Some((id, self.frames.get(id as usize)?))
     }
 
     fn head(&self, key: &Key) -> &'a AtomicU32 {
@@ -244,6 +249,26 @@ mod tests {
             assert_eq!(
                 ledger.publish(table.index(), &frames, &keys),
                 Ok(NUM_FRAMES)
+            );
+        }
+    }
+
+    #[test]
+    fn chain_when_a_reader_damaged_it_then_the_owner_goes_on() {
+        let keys = aimed();
+        // Out of the table, and round in a ring: the first of three pages is not to be reached.
+        for damage in [NUM_FRAMES as u32 + 1, 3] {
+            let table = Table::new(0);
+            let mut ledger = Ledger::new(NUM_FRAMES);
+            assert_eq!(ledger.publish(table.index(), &[0, 1, 2], &keys[..3]), Ok(3));
+            table.frames[1].next.store(damage, Ordering::Relaxed);
+            assert_eq!(ledger.retire(table.index(), &[0]), Ok(vec![0]));
+            assert!(ledger.publish(table.index(), &[3], &keys[3..4]).is_ok());
+            assert_eq!(ledger.retire(table.index(), &[1, 2]), Ok(vec![1, 2]));
+            assert!(
+                keys[..3]
+                    .iter()
+                    .all(|key| table.index().find(key).is_none())
             );
         }
     }

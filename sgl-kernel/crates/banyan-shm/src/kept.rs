@@ -6,7 +6,7 @@
 //!   Banyan shrinks such a file, it is removed and made anew.
 //! * One process writes it: it holds an exclusive lock from opening it until it ends, however it ends.
 //! * What a transfer of a dead process may still write to is given up with `forget` before it is used again: the transfer keeps the
-//!   frames of memory that it began with, and the file gets others.
+//!   frames of memory that it began with, and the file gets others. Where it does not, `forget` fails.
 
 use std::fs::{self, File};
 use std::io;
@@ -31,8 +31,7 @@ impl SharedMemory {
     pub fn keep(path: &Path, num_bytes: usize) -> Result<(Self, Content)> {
         let name = path.display();
         let len = num_bytes as u64;
-        if let Some(file) = open(path, Creation::Never)? {
-            lock(&file, path)?;
+        if let Some(file) = open_locked(path, Creation::Never)? {
             if is_ours(&file) && size(&file, path)? == len {
                 let memory = Self::backed_by(file.into(), num_bytes, &name.to_string())?;
                 return Ok((memory, Content::Left));
@@ -40,10 +39,9 @@ impl SharedMemory {
             fs::remove_file(path)
                 .map_err(|cause| ShmError::os(format!("cannot remove {name}"), cause))?;
         }
-        let Some(file) = open(path, Creation::Always)? else {
+        let Some(file) = open_locked(path, Creation::Always)? else {
             return invalid!("{name} was made by another process just now");
         };
-        lock(&file, path)?;
         if !is_ours(&file) {
             // An empty file of ours, made a moment ago.
             drop(fs::remove_file(path));
@@ -86,14 +84,36 @@ impl SharedMemory {
         let (at, count) = (offset as libc::off_t, len as libc::off_t);
         // SAFETY: a system call on our own descriptor, in bounds.
         until_done(|| unsafe { libc::fallocate(self.fd(), mode, at, count) })
+            .and_then(|()| self.check_gone(at, count))
             .and_then(|()| self.mapping().populate(offset, len))
             .map_err(|cause| ShmError::os(format!("cannot renew {len} bytes of memory"), cause))
     }
+
+    /// Of a page that is larger than the hole and that somebody holds, the kernel zeroes the part and keeps it.
+    fn check_gone(&self, at: libc::off_t, count: libc::off_t) -> io::Result<()> {
+        // SAFETY: a system call on our own descriptor.
+        let next_data = unsafe { libc::lseek(self.fd(), at, libc::SEEK_DATA) };
+        if (at..at + count).contains(&next_data) {
+            return Err(io::Error::from_raw_os_error(libc::EBUSY));
+        }
+        Ok(())
+    }
 }
 
+#[derive(Clone, Copy)]
 enum Creation {
     Always,
     Never,
+}
+
+/// As `open`; `path` names it still, and nobody else removes it while it is open.
+fn open_locked(path: &Path, creation: Creation) -> Result<Option<File>> {
+    while let Some(file) = open(path, creation)? {
+        if lock(&file, path)? {
+            return Ok(Some(file));
+        }
+    }
+    Ok(None)
 }
 
 /// `None` when it is there already, or is not there.
@@ -122,10 +142,13 @@ fn open(path: &Path, creation: Creation) -> Result<Option<File>> {
     }
 }
 
-fn lock(file: &File, path: &Path) -> Result<()> {
+/// Whether `path` names it still: who had it before may have put another in its place.
+fn lock(file: &File, path: &Path) -> Result<bool> {
     // SAFETY: a system call on our own descriptor.
     if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
-        return Ok(());
+        let identity = |file: fs::Metadata| (file.dev(), file.ino());
+        let named = fs::symlink_metadata(path).map(identity).ok();
+        return Ok(named.is_some() && named == file.metadata().map(identity).ok());
     }
     let cause = io::Error::last_os_error();
     Err(match cause.raw_os_error() {
@@ -240,6 +263,18 @@ mod tests {
         let _held = SharedMemory::keep(&scratch.file(), 4096).unwrap();
         let refused = SharedMemory::keep(&scratch.file(), 4096).err().unwrap();
         assert!(refused.to_string().contains("in use"), "{refused}");
+    }
+
+    #[test]
+    fn lock_when_another_process_has_replaced_the_file_meanwhile_then_it_counts_for_nothing() {
+        let scratch = Scratch::new("replaced");
+        let make = || open(&scratch.file(), Creation::Always).unwrap().unwrap();
+        let late = make();
+        assert!(lock(&late, &scratch.file()).unwrap());
+        fs::remove_file(scratch.file()).unwrap();
+        assert!(!lock(&late, &scratch.file()).unwrap());
+        let _other = make();
+        assert!(!lock(&late, &scratch.file()).unwrap());
     }
 
     #[test]

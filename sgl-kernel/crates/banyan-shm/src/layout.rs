@@ -9,7 +9,7 @@ use crate::access_log::{self, AccessLog};
 use crate::error::{Result, invalid};
 use crate::frame::Frame;
 use crate::geometry::Geometry;
-use crate::index::{Index, draw_multiplier, num_buckets_for};
+use crate::index::{Index, num_buckets_for};
 use crate::memory::Mapping;
 use crate::pool::PoolKind;
 use crate::rank_table::Namespace;
@@ -51,20 +51,24 @@ pub enum Word {
     Multiplier = 24,
 }
 
-/// Where the parts lie. Fixed by the number of frames and of geometry words.
+/// Where the parts lie, fixed by the number of frames and of geometry words, and where a key's bucket is. Each process
+/// keeps its own: the words that say so can be written by all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameTableLayout {
     pub num_frames: usize,
     pub num_buckets: usize,
     pub geometry_words: usize,
+    /// See `Index`.
+    pub multiplier: u64,
 }
 
 impl FrameTableLayout {
-    pub fn new(num_frames: usize, geometry_words: usize) -> Self {
+    pub fn new(num_frames: usize, geometry_words: usize, multiplier: u64) -> Self {
         Self {
             num_frames,
             num_buckets: num_buckets_for(num_frames),
             geometry_words,
+            multiplier,
         }
     }
 
@@ -90,12 +94,8 @@ impl FrameTableLayout {
 
     pub fn index<'a>(&self, mapping: &'a Mapping) -> Index<'a> {
         let heads: &[AtomicU32] = mapping.words(self.heads_offset(), self.num_buckets);
-        let multiplier = self.word(mapping, Word::Multiplier);
-        Index::new(
-            heads,
-            mapping.words(self.frames_offset(), self.num_frames),
-            multiplier.load(Ordering::Relaxed),
-        )
+        let frames = mapping.words(self.frames_offset(), self.num_frames);
+        Index::new(heads, frames, self.multiplier)
     }
 
     pub fn access_log<'a>(&self, mapping: &'a Mapping) -> AccessLog<'a> {
@@ -133,7 +133,7 @@ impl Birth<'_> {
         set(Word::PoolKind, self.pool_kind as u64);
         set(Word::PoolFd, self.pool_fd);
         set(Word::PoolBytes, self.pool_bytes);
-        set(Word::Multiplier, draw_multiplier());
+        set(Word::Multiplier, layout.multiplier);
         let namespace: &[AtomicU64] = mapping.words(Word::Namespace as usize * 8, 4);
         let table: &[AtomicU64] = mapping.words(HEADER_WORDS * 8, layout.geometry_words);
         let table_words = self.geometry.to_words();
@@ -184,6 +184,7 @@ impl Reading {
                 get(Word::NumBuckets),
                 get(Word::GeometryWords),
             ],
+            get(Word::Multiplier),
         )?;
         let table: &[AtomicU64] = mapping.words(HEADER_WORDS * 8, layout.geometry_words);
         let table: Vec<u64> = table
@@ -213,11 +214,11 @@ impl Reading {
     }
 }
 
-fn check_layout(len: usize, numbers: [u64; 3]) -> Result<FrameTableLayout> {
+fn check_layout(len: usize, numbers: [u64; 3], multiplier: u64) -> Result<FrameTableLayout> {
     // None of the three can exceed the bytes of the file; below that no sum overflows.
     let [num_frames, num_buckets, geometry_words] = numbers.map(|number| number as usize);
     if numbers.iter().all(|number| *number <= len as u64) && num_frames > 0 {
-        let layout = FrameTableLayout::new(num_frames, geometry_words);
+        let layout = FrameTableLayout::new(num_frames, geometry_words, multiplier);
         if layout.num_buckets == num_buckets && layout.num_bytes() == len {
             return Ok(layout);
         }

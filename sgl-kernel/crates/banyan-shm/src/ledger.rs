@@ -94,22 +94,24 @@ impl Ledger {
 
     /// Returns the quarantined frames that no live reader pins any more.
     ///
-    /// `dead_among` gets the pins of a frame and says which of these readers are dead; their bits are cleared.
+    /// `dead_among` gets the pins of a frame and says which of these readers are dead; their bits are cleared. It is
+    /// asked once while pins repeat: mostly one lease has many frames.
     pub fn drain(
         &mut self,
         index: Index<'_>,
         mut dead_among: impl FnMut(u64) -> u64,
     ) -> Vec<FrameId> {
         let mut free = Vec::new();
+        let mut asked = 0;
+        let mut dead_of_asked = 0;
         let quarantined = &mut self.quarantined;
         self.quarantine.retain(|id| {
             let frame = index.frame(*id);
             let pins = frame.pins();
-            let dead = if pins == 0 {
-                0
-            } else {
-                dead_among(pins) & pins
-            };
+            if pins != 0 && pins != asked {
+                (asked, dead_of_asked) = (pins, dead_among(pins));
+            }
+            let dead = dead_of_asked & pins;
             if dead != 0 {
                 frame.forget_readers(dead);
             }
@@ -156,8 +158,8 @@ impl Ledger {
         for id in ids {
             let frame = index.frame(*id);
             if let Some(key) = frame.owned_key() {
-                index.unlink(*id, &key);
                 frame.unpublish();
+                index.unlink(*id, &key);
                 self.num_published -= 1;
             }
         }
@@ -227,5 +229,31 @@ impl Ledger {
             .filter(|id| *id < num_frames)
             .map(|id| id as FrameId)
             .ok_or(Refusal::OutOfRange { frame, num_frames })
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::frame::Frame;
+    use crate::sync::AtomicU32;
+
+    #[test]
+    fn drain_when_one_reader_has_many_frames_then_it_is_asked_about_once() {
+        let heads = [AtomicU32::new(0)];
+        let frames: Vec<Frame> = (0..10_000).map(|_| Frame::default()).collect();
+        frames.iter().for_each(|frame| frame.pin(4));
+        let ids: Vec<i64> = (0..10_000).collect();
+        let index = Index::new(&heads, &frames, 1);
+        let mut ledger = Ledger::new(frames.len());
+        assert_eq!(ledger.retire(index, &ids), Ok(vec![]));
+        for (dead, num_free) in [(0, 0), (4, frames.len())] {
+            let mut num_asked = 0;
+            let free = ledger.drain(index, |_| {
+                num_asked += 1;
+                dead
+            });
+            assert_eq!((free.len(), num_asked), (num_free, 1));
+        }
     }
 }

@@ -3,9 +3,10 @@
 //! in frames of this process.
 //!
 //! Invariants
-//! * Every target frame is below the home capacity and named once. Every source frame is leased while the plan exists, or its process has
-//!   promised the frame to the plan and touches it no more once the frame's layer has arrived.
+//! * Every target frame is below the home capacity and named once. Every source frame is leased until all its layers are fetched, or its
+//!   process has promised the frame to the plan and touches it no more once the frame's layer has arrived.
 //! * A layer is copied only after it is complete in its source.
+//! * While a layer is awaited that has not arrived, what is leased is fetched ahead and its leases end: owners wait for no drive.
 //! * A source page wanted several times is fetched once; its other targets are copied from the first, after all fetches of the layer.
 
 use std::collections::{HashMap, HashSet};
@@ -84,8 +85,10 @@ pub struct Plan {
     receptions: Vec<Reception>,
     /// From first targets to further ones, in the own pool.
     repeats: Vec<Stretch>,
-    /// Keeps every source in place.
-    _leases: Vec<Lease>,
+    /// Layers that all fetches are through with.
+    num_fetched: usize,
+    /// Keeps the sources of the fetches in place.
+    leases: Vec<Lease>,
 }
 
 impl Plan {
@@ -140,7 +143,8 @@ impl Plan {
                 .collect(),
             receptions,
             repeats: coalesce(repeats),
-            _leases: leases,
+            num_fetched: 0,
+            leases,
         })
     }
 
@@ -148,11 +152,21 @@ impl Plan {
         self.home.geometry.num_layers()
     }
 
-    /// Moves one layer; `None` when part of it will never arrive. Stops early, with the layer incomplete, once `stop` is set.
-    pub fn copy_layer(&self, layer: usize, stop: &AtomicBool) -> Option<Moved> {
-        let mut moved = self.fetch_layer(layer, stop);
+    /// Moves one layer, after those before it; `None` when part of it will never arrive. Stops early, with the layer incomplete, once
+    /// `stop` is set.
+    pub fn copy_layer(&mut self, layer: usize, stop: &AtomicBool) -> Option<Moved> {
+        let mut moved = Moved::default();
+        // What is there already waits for nothing that is on its way, nor do its owners.
+        while self.num_fetched <= layer
+            || self.num_fetched < self.num_layers() && !self.has_arrived(layer)
+        {
+            self.fetch_layer(self.num_fetched, stop, &mut moved);
+            self.num_fetched += 1;
+        }
+        if self.num_fetched == self.num_layers() {
+            self.leases.clear();
+        }
         for reception in &self.receptions {
-            // After the fetches: what is there already need not wait for what is on its way.
             if !reception.arrival.progress.wait_layer_unless(layer, stop) {
                 return None;
             }
@@ -162,8 +176,12 @@ impl Plan {
         Some(moved)
     }
 
-    fn fetch_layer(&self, layer: usize, stop: &AtomicBool) -> Moved {
-        let mut moved = Moved::default();
+    fn has_arrived(&self, layer: usize) -> bool {
+        let mut receptions = self.receptions.iter();
+        receptions.all(|reception| reception.arrival.progress.num_done() > layer)
+    }
+
+    fn fetch_layer(&self, layer: usize, stop: &AtomicBool, moved: &mut Moved) {
         let pool = self.pool.mapping();
         for (number, target) in self.home.geometry.layers[layer].iter().enumerate() {
             for fetch in &self.fetches {
@@ -178,7 +196,6 @@ impl Plan {
             let own = (pool.start().cast_const(), pool.len(), *target);
             moved.copied_bytes += self.copy_extent(own, *target, &self.repeats, stop);
         }
-        moved
     }
 
     fn receive(&self, Reception { arrival, targets }: &Reception, layer: usize) -> u64 {

@@ -13,6 +13,10 @@ use std::sync::Arc;
 use crate::error::{Result, ShmError, invalid};
 use crate::memory::{Access, Mapping, SharedMemory, map_foreign, map_foreign_pool};
 
+/// More than any description needs. The words that say which kind a pool is can be written by all: a pool is not to be
+/// taken for a description.
+const MAX_DESCRIPTION_BYTES: usize = 1 << 20;
+
 /// As a word of the frame table's header. Zero is the kind of frame tables that were written before there was a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
@@ -131,6 +135,9 @@ impl PeerPool {
             }
             PoolKind::Described => {
                 let mapping = map_foreign(file, Access::ReadOnly, "a description of a pool")?;
+                if mapping.len() > MAX_DESCRIPTION_BYTES {
+                    return invalid!("a description of a pool has {} bytes", mapping.len());
+                }
                 let mut description = vec![0; mapping.len()];
                 // SAFETY: `mapping` is readable for its length, the vector as long, and the owner wrote it before the
                 // announcement.
@@ -157,6 +164,14 @@ mod tests {
             assert_eq!(PoolKind::of_word(kind as u64), Some(kind));
         }
         assert_eq!(PoolKind::of_word(2), None);
+    }
+
+    #[test]
+    fn described_when_it_is_as_large_as_a_pool_then_refused() {
+        let pool = SharedMemory::create(MAX_DESCRIPTION_BYTES + 1, "pool").unwrap();
+        let file = fs::File::open(format!("/proc/self/fd/{}", pool.fd())).unwrap();
+        let refused = PeerPool::open(&file, PoolKind::Described, 1 << 40, Access::ReadOnly);
+        assert!(refused.is_err_and(|error| error.to_string().contains("1048577 bytes")));
     }
 
     #[test]
