@@ -101,6 +101,23 @@ def test_plan_when_a_time_is_not_known_then_what_was_found_is_moved(times, rates
     assert (plan.num_pages, plan.reason) == (10, PlanReason.UNMEASURED)
 
 
+@pytest.mark.parametrize(
+    ("long_tokens", "reason"), [((), PlanReason.UNMEASURED), (range(4000, 10_000, 100), PlanReason.FASTER)]
+)
+def test_plan_when_the_last_forwards_were_short_then_a_long_tail_is_still_moved(long_tokens, reason):
+    times = PrefillTimes()
+    for num_tokens in [*long_tokens, *[1] * 128]:
+        times.observe(ForwardSample(((num_tokens, 0),), COST.time_us([(num_tokens, 0)])))
+    plan = planner(rates_of(PEER=5.0), times=times).decide("r", tail((PEER, 512), new=1000))
+    assert (plan.num_pages, plan.reason) == (512, reason)
+
+
+def test_plan_when_long_prefills_scatter_then_a_difference_within_that_is_no_reason_to_change():
+    times = SimpleNamespace(expected=lambda piece: (100.0 * piece[0], 50.0 * piece[0] if piece[0] > 16 else 0.0))
+    plan = planner(rates_of(STORE=110.0), times=times).decide("r", tail((STORE, 100)))
+    assert (plan.num_pages, plan.reason) == (100, PlanReason.KEPT)
+
+
 @pytest.mark.parametrize(("action", "num_pages"), [(Action.MOVE, 20), (Action.COMPUTE, 0)])
 def test_plan_when_the_request_asks_then_it_gets_it_and_the_figures_are_kept(action, num_pages):
     plan = planner(rates_of(STORE=5000.0)).decide("r", tail((STORE, 20)), action)

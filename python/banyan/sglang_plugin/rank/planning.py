@@ -163,14 +163,12 @@ class RankPlanner:
 
     def state(self) -> dict[str, Any]:
         """What `banyan explain` reads from /server_info."""
-        shown = self._times.samples[-NUM_SHOWN_FORWARDS:]
-        first = self._times.num_observed - len(shown)
         return {
             "plans": self._planner.explain(),
             "move_us_per_token": self._rates.as_dict(),
             "num_layers": self._num_layers,
             "forwards": [
-                {"number": first + place, "pieces": sample.pieces, "forward_us": round(sample.forward_us)}
-                for place, sample in enumerate(shown)
+                {"number": number, "pieces": sample.pieces, "forward_us": round(sample.forward_us)}
+                for number, sample in self._times.samples[-NUM_SHOWN_FORWARDS:]
             ],
         }
