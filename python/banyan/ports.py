@@ -381,6 +381,10 @@ class FetchPlanner(Protocol[Request]):
         """The copy of fetches that landed has ended, after so long."""
         ...
 
+    def was_read(self, kind: SourceKind, num_pages: int, read_s: float) -> None:
+        """So many pages came from a source in ``read_s``, before any fetch wanted them: no copy tells."""
+        ...
+
 
 class Elsewhere(Protocol):
     """Who else may read for a request of this rank, which reads nothing itself then."""

@@ -148,6 +148,23 @@ def test_start_reads_when_the_request_waits_then_the_pages_are_there_before_its_
     assert host.counters.reads == 1 and host.counters.read_pages == 2
 
 
+@pytest.mark.parametrize("is_followed", [True, False])
+def test_read_when_it_has_landed_then_the_planner_hears_how_long_it_took_unless_a_copy_tells(
+    host: StoreHost, is_followed: bool
+) -> None:
+    host.save([3, 4], keys(1, 2))
+    host.lose()
+    if is_followed:
+        assert host.fetch(keys(1, 2), frames(9, 1)) == (Run(SourceKind.STORE, 2),)
+    else:
+        host.prefetch.start_reads(keys(1, 2), whole)
+    host.until(lambda: host.residency.num_resident == 2)
+    for _ in range(2):
+        host.cache.poll()
+    told = [one for one in host.cache._planner.told if one[0] == "was_read"]
+    assert told == ([] if is_followed else [("was_read", SourceKind.STORE, 2)])
+
+
 def test_start_reads_when_only_a_part_is_worth_it_then_only_that_is_read(host: StoreHost) -> None:
     host.save([3, 4, 5], keys(1, 2, 3))
     host.lose()

@@ -314,6 +314,19 @@ def test_read_when_it_is_a_trial_then_what_comes_is_moved():
     assert decides.decide("another", slow).num_pages == 0
 
 
+def test_read_when_the_store_was_slow_once_and_reads_end_before_their_turn_then_a_trial_still_finds_out():
+    """What has been read by then is moved from the arena: no copy tells how fast the store is."""
+    rates = rates_of(STORE=120.0)
+    # min_pages forbids the cut, so it is all or nothing.
+    ours, plans = planner(rates, min_pages=50), []
+    for number in range(200):
+        plans.append(ours.decide_read(f"r{number}", tail((STORE, 50))))
+        if plans[-1].num_pages:
+            rates.observe_at_most(STORE, 50 * PAGE, 50 * PAGE * 1.0)
+    assert [plan.reason for plan in plans].count(PlanReason.TRIAL) == 1
+    assert (plans[0].num_pages, plans[-1].num_pages) == (0, 50)
+
+
 def test_plan_when_pages_come_from_the_store_then_no_cut_within_them():
     """What is on its way comes layer by layer, all pages of a layer together: a part would take as long."""
     decides = planner(rates_of(PEER=100.0, STORE=100.0))

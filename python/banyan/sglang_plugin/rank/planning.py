@@ -116,6 +116,9 @@ class RankPlanner:
         if copy_s > 0:
             self._rates.observe_batch(sum((self._moved_by(fetch) for fetch in fetches), Counter()), copy_s * 1e6)
 
+    def was_read(self, kind: SourceKind, num_pages: int, read_s: float) -> None:
+        self._rates.observe_at_most(kind, num_pages * self._page_tokens, read_s * 1e6)
+
     def _moved_by(self, fetch: Fetch) -> Counter[SourceKind]:
         tokens = fetch.tokens
         if self._fixed_tokens and fetch.runs:
