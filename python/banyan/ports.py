@@ -92,7 +92,8 @@ class Peers(Protocol):
 
     def read_access_logs(self, slots: Sequence[int]) -> Sequence[bytes]:
         """The pages that prompts of the ranks in ``slots`` asked for since the last call: for each prompt their
-        numbers, little-endian int64, of which the lowest bit says nothing. Advice: some may have been missed."""
+        numbers, little-endian int64, of which the lowest bit is set where a prompt begins. Advice: some may have been
+        missed, and of one then maybe the rest is given."""
         ...
 
     def touch(self, match: Match) -> None:
