@@ -176,8 +176,13 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
     (
         "What it costs",
         (
-            Panel("Forwards that wait for pages", [(f"{rate('wait_us')} / {rate('forward_us')}", RANK)], "percentunit"),
-            Panel("Scheduler time in Banyan", [(f"{rate('control_us')} / {rate('forward_us')}", RANK)], "percentunit"),
+            Panel(
+                "Forwards that wait for pages",
+                [(f"{rate('wait_us')} / {rate('forward_us')}", RANK)],
+                "percentunit",
+                text="On CPUs. On GPUs streams wait, and nothing counts it.",
+            ),
+            Panel("Scheduler time in Banyan", [(rate("control_us"), RANK)], "percentunit"),
             Panel("Allocations that wait", [(rate("alloc_wait_us"), RANK)], "percentunit"),
             Panel(
                 "Fetches",

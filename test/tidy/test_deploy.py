@@ -88,6 +88,8 @@ def test_alerts_when_series_say_that_something_is_wrong_then_they_fire_and_other
         case({"wait_us": "0+2x30", "forward_us": "0+50x30"}, "BanyanLayersWait", False),
         case({"alloc_wait_us": "0+3x30"}, "BanyanAllocationWaits", True),
         case({"alloc_wait_us": "0+0.3x30"}, "BanyanAllocationWaits", False),
+        case({"control_us": "0+6x30"}, "BanyanCost", True),
+        case({"control_us": "0+0.24x30", "forward_us": "0+0.001x30"}, "BanyanCost", False),
         case({"store_is_stopped": "0x20 1x10"}, "BanyanStoreStopped", True),
         case({"fetches_refused": "0+100x30", "fetches": "0+100x30"}, "BanyanFetchesRefused", True),
         case({"fetches_refused": "0+1x30", "fetches": "0+100x30"}, "BanyanFetchesRefused", False),

@@ -298,8 +298,8 @@ RULES = (
     Rule(
         "BanyanCost",
         WARNING,
-        Share("control_us", ("forward_us",), 0.05, least=1e6),
-        "the scheduler spends more than a twentieth of the forwards' time in Banyan",
+        Busy("control_us", 0.05),
+        "the scheduler spends more than a twentieth of the time in Banyan",
         "Please report it with the output of `banyan top --once --json`.",
         held="10m",
     ),
