@@ -135,6 +135,25 @@ def test_plan_when_the_same_request_asks_again_then_the_answer_stands_though_rat
     assert ours.decide("r", tail((PEER, 49))).num_pages == 0
 
 
+def test_plan_when_more_requests_wait_than_are_told_then_none_is_planned_again():
+    ours, found = planner(rates_of(PEER=1.0)), tail((PEER, 50))
+    passes = [[ours.decide(f"r{number}", found) for number in range(300)] for _ in range(3)]
+    assert passes[0] == passes[1] == passes[2]
+    assert ours.num_moved == 300 and len(ours.explain()) == 256
+    reads = [[ours.decide_read(f"s{number}", tail((STORE, 50)), Action.COMPUTE) for number in range(300)] for _ in "12"]
+    assert reads[0] == reads[1] and ours.num_computed == 300
+
+
+def test_plan_when_a_request_is_forgotten_then_it_is_still_told_of_and_another_of_its_name_is_planned_for_itself():
+    rates = rates_of(PEER=1.0)
+    ours, found = planner(rates, min_pages=50), tail((PEER, 50))
+    ours.decide("r", found)
+    ours.forget("r")
+    ours.record("r", Outcome.LANDED)
+    assert [(one["rid"], one["outcome"]) for one in ours.explain()] == [("r", "landed")]
+    assert ours.decide("r", found, Action.COMPUTE).num_pages == 0
+
+
 def test_plan_when_estimates_wobble_around_a_tie_then_decisions_do_not_flap():
     rng = random.Random(1)
     rates, times = MoveRates(), PrefillTimes(COST)

@@ -104,6 +104,10 @@ class RankPlanner:
         """Why pages that were found for a request last were not had."""
         return self._planner.why_unmoved(request)
 
+    def forget(self, request: str) -> None:
+        """It has ended."""
+        self._planner.forget(request)
+
     def computed(self, request: str, reasons: Mapping[Why, int]) -> None:
         """The answer of a request has begun; tokens of its prompt that were computed, by why."""
         self._planner.record_computed(request, reasons)
