@@ -60,6 +60,17 @@ def test_alert_when_forwards_are_only_launched_as_on_a_gpu_then_a_little_control
     assert alerts(Rates(read(server))) == []
 
 
+@pytest.mark.parametrize("hours", [0, 3, 24 * 30])
+def test_wear_when_a_server_has_written_all_that_it_may_then_there_is_no_alert_and_with_a_little_more_there_is(hours):
+    server, a_day = FakeBanyan(), 24_000_000
+    may = a_day * hours // 24 + a_day // 12
+    for written, names in ((may, []), (may + may // 100, ["BanyanStoreWear"])):
+        server.up_s = hours * 3_600
+        server.more[0] = {"store": {**STORE, "written_bytes": written}, "store_write_bytes_per_day": a_day}
+        server.more[1] = {"store": STORE}
+        assert [alert.rule.name for alert in alerts(Rates(read(server)))] == names
+
+
 def test_alert_when_what_was_wrong_lies_before_the_last_look_then_it_is_over():
     server = FakeBanyan()
     server.more[0] = {"fetches_failed": 1}
