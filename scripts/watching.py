@@ -88,13 +88,18 @@ class Panel:
     text: str = ""
 
 
-def rate(name: str, by: str = "dp_rank") -> str:
-    selector = '{instance=~"$instance"}'
-    return f"sum by ({by}) (rate({SERIES[name].name}{selector}[{EVERY}]))"
+def of_ranks(name: str) -> str:
+    """Of the shards of a rank each moves bytes of its own. All else happens once to the rank, and each counts it."""
+    of_shards = f'rate({SERIES[name].name}{{instance=~"$instance"}}[{EVERY}])'
+    return of_shards if name.endswith("_bytes") else f"max by (instance, dp_rank) ({of_shards})"
+
+
+def rate(name: str) -> str:
+    return f"sum by (dp_rank) ({of_ranks(name)})"
 
 
 def total(name: str) -> str:
-    return f'sum(rate({SERIES[name].name}{{instance=~"$instance"}}[{EVERY}]))'
+    return f"sum({of_ranks(name)})"
 
 
 def gauge(name: str) -> str:

@@ -114,6 +114,13 @@ def test_dashboard_when_promtool_reads_its_queries_then_all_are_understood(tmp_p
     promtool("check", "rules", str(tmp_path / "queries.yml"))
 
 
+def test_dashboard_when_a_rank_has_shards_then_what_each_of_them_counts_is_not_added_up():
+    counted = {series.name for name, series in SERIES.items() if series.is_counter and not name.endswith("_bytes")}
+    for query in (target["expr"] for panel in panels() for target in panel["targets"]):
+        for before, name in re.findall(r"(.{0,32})rate\((banyan:\w+)", query):
+            assert name not in counted or before.endswith("max by (instance, dp_rank) ("), query
+
+
 def test_dashboard_when_grafana_loads_it_then_panels_have_ids_places_and_the_chosen_source():
     ids = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(set(ids)) == len(ids) and DASHBOARD["uid"] and DASHBOARD["schemaVersion"] >= 36
