@@ -144,6 +144,16 @@ class DpNode:
         return self._arena.prefix(pages, max(rank.pool.prefix(pages) for rank in self._ranks))
 
     @property
+    def computed_tokens(self) -> int:
+        """By all ranks, so far."""
+        return sum(rank.computed_tokens for rank in self._ranks)
+
+    @property
+    def computed_s(self) -> float:
+        """In which they were: the mean, for ranks prefill beside each other."""
+        return sum(rank.computed_s for rank in self._ranks) / len(self._ranks)
+
+    @property
     def pending_tokens(self) -> int:
         """To be computed by all ranks."""
         return sum(rank.pending_tokens for rank in self._ranks)
