@@ -88,13 +88,18 @@ class Panel:
     text: str = ""
 
 
-def rate(name: str, by: str = "dp_rank") -> str:
-    selector = '{instance=~"$instance"}'
-    return f"sum by ({by}) (rate({SERIES[name].name}{selector}[{EVERY}]))"
+def of_ranks(name: str) -> str:
+    """Of the shards of a rank each moves bytes of its own. All else happens once to the rank, and each counts it."""
+    of_shards = f'rate({SERIES[name].name}{{instance=~"$instance"}}[{EVERY}])'
+    return of_shards if name.endswith("_bytes") else f"max by (instance, dp_rank) ({of_shards})"
+
+
+def rate(name: str) -> str:
+    return f"sum by (dp_rank) ({of_ranks(name)})"
 
 
 def total(name: str) -> str:
-    return f'sum(rate({SERIES[name].name}{{instance=~"$instance"}}[{EVERY}]))'
+    return f"sum({of_ranks(name)})"
 
 
 def gauge(name: str) -> str:
@@ -176,8 +181,13 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
     (
         "What it costs",
         (
-            Panel("Forwards that wait for pages", [(f"{rate('wait_us')} / {rate('forward_us')}", RANK)], "percentunit"),
-            Panel("Scheduler time in Banyan", [(f"{rate('control_us')} / {rate('forward_us')}", RANK)], "percentunit"),
+            Panel(
+                "Forwards that wait for pages",
+                [(f"{rate('wait_us')} / {rate('forward_us')}", RANK)],
+                "percentunit",
+                text="On CPUs. On GPUs streams wait, and nothing counts it.",
+            ),
+            Panel("Scheduler time in Banyan", [(rate("control_us"), RANK)], "percentunit"),
             Panel("Allocations that wait", [(rate("alloc_wait_us"), RANK)], "percentunit"),
             Panel(
                 "Fetches",

@@ -403,7 +403,7 @@ class PrefixCache(Generic[Request]):
             yield from zip(self._kinds, item.held, strict=True)
 
     def poll(self) -> None:
-        """Detach copies that have ended from the reads of the store, and tell how long they took. Never waits."""
+        """Detach copies that have ended from the reads of the store, and tell how long both took. Never waits."""
         for batch in list(self._ending):
             if not batch.copy.has_ended:
                 continue
@@ -413,6 +413,8 @@ class PrefixCache(Generic[Request]):
             self._counters.copy_us += round(batch.copy.copy_s * 1e6)
             if batch.has_landed:
                 self._planner.moved(batch.fetches, batch.copy.copy_s)
+        for kind, num_pages, read_s in self._full.supply.take_unfollowed():
+            self._planner.was_read(kind, num_pages, read_s)
 
     def _detach(self, batch: _Batch) -> None:
         for kind, held in self._held_of(batch):

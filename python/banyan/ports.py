@@ -92,7 +92,8 @@ class Peers(Protocol):
 
     def read_access_logs(self, slots: Sequence[int]) -> Sequence[bytes]:
         """The pages that prompts of the ranks in ``slots`` asked for since the last call: for each prompt their
-        numbers, little-endian int64, of which the lowest bit says nothing. Advice: some may have been missed."""
+        numbers, little-endian int64, of which the lowest bit is set where a prompt begins. Advice: some may have been
+        missed, and of one then maybe the rest is given."""
         ...
 
     def touch(self, match: Match) -> None:
@@ -379,6 +380,10 @@ class FetchPlanner(Protocol[Request]):
 
     def moved(self, fetches: Sequence[Fetch], copy_s: float) -> None:
         """The copy of fetches that landed has ended, after so long."""
+        ...
+
+    def was_read(self, kind: SourceKind, num_pages: int, read_s: float) -> None:
+        """So many pages came from a source in ``read_s``, before any fetch wanted them: no copy tells."""
         ...
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from banyan.arena.prefetch import InFlightRead, Prefetch
-from banyan.core import Refusal, Run
+from banyan.core import Refusal, Run, SourceKind
 from banyan.ports import Copy, Frames, Lease, Match, Peers
 
 
@@ -156,6 +156,10 @@ class Supply:
         for in_flight_read in in_flight_reads:
             assert self.prefetch is not None
             self.prefetch.detach(in_flight_read)
+
+    def take_unfollowed(self) -> Sequence[tuple[SourceKind, int, float]]:
+        """Reads that no copy has followed, as ``Prefetch`` has them."""
+        return () if self.prefetch is None else self.prefetch.take_unfollowed()
 
     def start_copy(self, held: Sequence[Held]) -> Copy:
         """Start to copy all of it into the frames that it was held for."""

@@ -61,7 +61,7 @@ def test_alerts_when_promtool_reads_them_then_they_are_rules_with_a_way_out():
 def test_alerts_when_series_say_that_something_is_wrong_then_they_fire_and_otherwise_not(tmp_path):
     labels = '{dp_rank="0", instance="i"}'
 
-    def case(series, alert, fires):
+    def case(series, alert, fires, at="30m"):
         expected = [{"exp_labels": {"dp_rank": "0", "instance": "i", "severity": severity_of(alert)}}] if fires else []
         annotations = next(rule["annotations"] for rule in rules() if rule["alert"] == alert)
         for one in expected:
@@ -74,9 +74,10 @@ def test_alerts_when_series_say_that_something_is_wrong_then_they_fire_and_other
             "input_series": [
                 {"series": f"{SERIES[name].name}{labels}", "values": values} for name, values in series.items()
             ],
-            "alert_rule_test": [{"eval_time": "30m", "alertname": alert, "exp_alerts": expected}],
+            "alert_rule_test": [{"eval_time": at, "alertname": alert, "exp_alerts": expected}],
         }
 
+    allowed = {"store_write_bytes_per_day": "1440x600"}
     cases = [
         case({"fetches_failed": "0x27 1x3"}, "BanyanFetchFailed", True),
         case({"fetches_failed": "1x30"}, "BanyanFetchFailed", False),
@@ -88,6 +89,10 @@ def test_alerts_when_series_say_that_something_is_wrong_then_they_fire_and_other
         case({"wait_us": "0+2x30", "forward_us": "0+50x30"}, "BanyanLayersWait", False),
         case({"alloc_wait_us": "0+3x30"}, "BanyanAllocationWaits", True),
         case({"alloc_wait_us": "0+0.3x30"}, "BanyanAllocationWaits", False),
+        case({"store_written_bytes": "0 120+1x600", **allowed}, "BanyanStoreWear", False, "6h"),
+        case({"store_written_bytes": "0+2x600", **allowed}, "BanyanStoreWear", True, "10h"),
+        case({"control_us": "0+6x30"}, "BanyanCost", True),
+        case({"control_us": "0+0.24x30", "forward_us": "0+0.001x30"}, "BanyanCost", False),
         case({"store_is_stopped": "0x20 1x10"}, "BanyanStoreStopped", True),
         case({"fetches_refused": "0+100x30", "fetches": "0+100x30"}, "BanyanFetchesRefused", True),
         case({"fetches_refused": "0+1x30", "fetches": "0+100x30"}, "BanyanFetchesRefused", False),
@@ -107,6 +112,13 @@ def test_dashboard_when_promtool_reads_its_queries_then_all_are_understood(tmp_p
     recorded = [{"record": f"panel:{number}", "expr": query} for number, query in enumerate(said)]
     (tmp_path / "queries.yml").write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": recorded}]}))
     promtool("check", "rules", str(tmp_path / "queries.yml"))
+
+
+def test_dashboard_when_a_rank_has_shards_then_what_each_of_them_counts_is_not_added_up():
+    counted = {series.name for name, series in SERIES.items() if series.is_counter and not name.endswith("_bytes")}
+    for query in (target["expr"] for panel in panels() for target in panel["targets"]):
+        for before, name in re.findall(r"(.{0,32})rate\((banyan:\w+)", query):
+            assert name not in counted or before.endswith("max by (instance, dp_rank) ("), query
 
 
 def test_dashboard_when_grafana_loads_it_then_panels_have_ids_places_and_the_chosen_source():

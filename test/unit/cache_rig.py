@@ -42,6 +42,9 @@ class Notes:
     def moved(self, fetches: Sequence[Fetch], copy_s: float) -> None:
         self.told.append(("moved", tuple(fetches)))
 
+    def was_read(self, kind: SourceKind, num_pages: int, read_s: float) -> None:
+        self.told.append(("was_read", kind, num_pages))
+
 
 def request(rid: str) -> RequestFacts:
     return RequestFacts(rid, None, PAGE_TOKENS, None)

@@ -144,6 +144,16 @@ class DpNode:
         return self._arena.prefix(pages, max(rank.pool.prefix(pages) for rank in self._ranks))
 
     @property
+    def computed_tokens(self) -> int:
+        """By all ranks, so far."""
+        return sum(rank.computed_tokens for rank in self._ranks)
+
+    @property
+    def computed_s(self) -> float:
+        """In which they were: the mean, for ranks prefill beside each other."""
+        return sum(rank.computed_s for rank in self._ranks) / len(self._ranks)
+
+    @property
     def pending_tokens(self) -> int:
         """To be computed by all ranks."""
         return sum(rank.pending_tokens for rank in self._ranks)
@@ -217,9 +227,8 @@ class DpNode:
             forward_s = max(work_s / num_chunks, own_s)
             group.set_pause(max(0.0, forward_s - group.own_step_s))
             return num_chunks * forward_s
-        work_s += num_chunks * own_s
         group.set_pause(work_s / num_chunks)
-        return work_s
+        return work_s + num_chunks * own_s
 
     def _moved(self, rank: Rank, kind: SourceKind, num_pages: int, began_s: float, join: Join) -> None:
         rank.rates.observe(kind, num_pages * self._site.page_tokens, (self._sim.now_s - began_s) * 1e6)

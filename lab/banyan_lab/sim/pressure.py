@@ -71,6 +71,8 @@ class Front:
                 received_s=math.nextafter(now_s, math.inf),
                 num_running=node.num_requests,
                 pending_prefill_tokens=node.pending_tokens,
+                total_prefill_tokens=node.computed_tokens,
+                total_prefill_us=round(node.computed_s * 1e6),
             )
             self._dispatcher.reported(number, report)
         prompt = Prompt(

@@ -46,7 +46,7 @@ class Archive:
         admission: WriteAdmission,
         memory: object,
         frame_bytes: int,
-        block_bytes: int,
+        record_bytes: int,
         counters: Counters,
         clock: Clock,
     ) -> None:
@@ -57,7 +57,7 @@ class Archive:
         self._admission = admission
         self._memory = memory
         self._frame_bytes = frame_bytes
-        self._block_bytes = block_bytes
+        self._record_bytes = record_bytes
         self._counters = counters
         self._clock = clock
         self._writing: dict[str, deque[int]] = {}
@@ -82,7 +82,7 @@ class Archive:
             is_worth = self._is_worth(key)
             has_gap |= not is_worth
             if is_worth and has_gap:
-                self._admission.give_back(PageKey(key), self._block_bytes)
+                self._admission.give_back(PageKey(key), self._record_bytes)
             elif is_worth:
                 worth.append(key)
         parent = self._lineage.parent(worth[0]) if worth else None
@@ -92,7 +92,7 @@ class Archive:
         return ()
 
     def _is_worth(self, key: str) -> bool:
-        verdict = self._admission.judge(PageKey(key), self._block_bytes, self._clock())
+        verdict = self._admission.judge(PageKey(key), self._record_bytes, self._clock())
         self._counters.archive_refused_pages += verdict is WriteVerdict.OVER_BUDGET
         return verdict is WriteVerdict.QUEUED
 
@@ -106,7 +106,7 @@ class Archive:
                 self._writing.setdefault(key, deque()).append(frame)
                 self._residency.hold([frame])
             elif answer not in PRESENT:
-                self._admission.give_back(PageKey(key), self._block_bytes)
+                self._admission.give_back(PageKey(key), self._record_bytes)
                 self._counters.archive_refused_pages += not is_orphan
         return keys if is_orphan else ()
 

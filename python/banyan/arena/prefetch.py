@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -41,6 +42,9 @@ QUIESCE_S = 15.0
 """A store says within 10 s that it is late."""
 LOOK_S = 0.002
 
+MOST_UNFOLLOWED = 64
+"""Reads that are remembered for whoever asks how long they took, which may be nobody."""
+
 _WORDS = {SourceKind.STORE: "read", SourceKind.REMOTE: "pull"}
 """What the counters call it."""
 
@@ -54,6 +58,7 @@ class _Reading:
     origin: str
     began_s: float
     num_attached: int = 0
+    was_followed: bool = False
     lost: frozenset[int] | None = None
     """Positions of the pages that failed; None until somebody has asked behind the last layer."""
 
@@ -114,6 +119,7 @@ class Prefetch:
         self._has_told = False
         self._readings: list[_Reading] = []
         self._left_behind: list[_Reading] = []
+        self._unfollowed: deque[tuple[SourceKind, int, float]] = deque(maxlen=MOST_UNFOLLOWED)
         self._place_of: dict[str, tuple[_Reading, int]] = {}
         self.version = 0
         """Changes whenever ``arriving`` could answer differently."""
@@ -236,6 +242,7 @@ class Prefetch:
             if end == len(places) or places[end][0] is not places[start][0]:
                 reading = places[start][0]
                 reading.num_attached += 1
+                reading.was_followed = True
                 positions = [position for _, position in places[start:end]]
                 in_flight_reads.append(InFlightRead(reading.read, positions, frames[start:end], reading))
                 start = end
@@ -289,6 +296,14 @@ class Prefetch:
         self._residency.abandon([frame for frame in frames if frame not in kept])
         self._residency.publish([frames[position] for position in good], [keys[position] for position in good])
         self._counters.add(f"{_WORDS[reading.kind]}_pages", len(good))
+        if not reading.was_followed:
+            self._unfollowed.append((reading.kind, len(keys) - len(lost), reading.read.read_s))
+
+    def take_unfollowed(self) -> Sequence[tuple[SourceKind, int, float]]:
+        """Reads that have landed since the last call and were copied by nobody: pages that came, in so many seconds."""
+        unfollowed = list(self._unfollowed)
+        self._unfollowed.clear()
+        return unfollowed
 
     def _forget(self, reading: _Reading) -> None:
         self._readings.remove(reading)

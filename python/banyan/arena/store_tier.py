@@ -58,7 +58,8 @@ class StoreTier(Source):
             admission=admission,
             memory=memory,
             frame_bytes=block.frame_bytes,
-            block_bytes=block.block_bytes,
+            # Of a store that keeps values by name, what it says itself.
+            record_bytes=getattr(store, "value_bytes", block.record_bytes),
             counters=counters,
             clock=time.monotonic_ns,
         )

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from banyan.layout.geometry import ALIGNMENT_BYTES
 from banyan.layout.page import PageLayout
 
+STORE_ALIGNMENT_BYTES = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class BlockGeometry:
@@ -32,6 +34,13 @@ class BlockGeometry:
     @property
     def block_bytes(self) -> int:
         return sum(self.layer_bytes)
+
+    @property
+    def record_bytes(self) -> int:
+        """What one page takes in a segment of the store: a header, and each layer on a boundary (docs/format.md)."""
+        return STORE_ALIGNMENT_BYTES + sum(
+            -(-layer_bytes // STORE_ALIGNMENT_BYTES) * STORE_ALIGNMENT_BYTES for layer_bytes in self.layer_bytes
+        )
 
     @property
     def frame_bytes(self) -> int:

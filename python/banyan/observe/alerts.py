@@ -120,20 +120,20 @@ class Below:
 
 @dataclass(frozen=True, slots=True)
 class Wearing:
-    """The store is written faster than the day's allowance, where there is one, for the drive's endurance."""
+    """More is written to the store than the day's allowance, where there is one, for the drive's endurance: what it
+    gives in that time and, at once, two hours' worth (``store_access.make_admission``)."""
 
     written: str = "store_written_bytes"
     allowed: str = "store_write_bytes_per_day"
 
     def holds(self, rates: Rates, rank: RankReading) -> bool:
         allowed = rank.value(self.allowed)
-        # Two hours' worth may be written at once: a shorter look says nothing of a day.
-        is_long = rates.seconds(rank) >= DAY_S / 12
-        return is_long and 0 < allowed < rates.per_s(rank, self.written) * DAY_S
+        return 0 < allowed * (rates.seconds(rank) / DAY_S + 1 / 12) < rates.grown(rank, self.written)
 
     def promql(self) -> str:
         allowed = _shown(self.allowed)
-        return f"rate({_shown(self.written)}[6h]) * {DAY_S} > 1.05 * {allowed} and {allowed} > 0"
+        # A quarter of a day and a twelfth; a twentieth more, for an increase is an estimate.
+        return f"increase({_shown(self.written)}[6h]) > 0.35 * {allowed} and {allowed} > 0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,8 +298,8 @@ RULES = (
     Rule(
         "BanyanCost",
         WARNING,
-        Share("control_us", ("forward_us",), 0.05, least=1e6),
-        "the scheduler spends more than a twentieth of the forwards' time in Banyan",
+        Busy("control_us", 0.05),
+        "the scheduler spends more than a twentieth of the time in Banyan",
         "Please report it with the output of `banyan top --once --json`.",
         held="10m",
     ),

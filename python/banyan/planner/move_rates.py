@@ -36,6 +36,12 @@ class MoveRates:
             most_us = MOST_TIMES * estimate.mean if estimate.count else inf
             estimate.observe(min(move_us / num_tokens, most_us))
 
+    def observe_at_most(self, kind: SourceKind, num_tokens: int, move_us: float) -> None:
+        """A move of ``num_tokens`` would have taken no longer: one that is expected to has become faster."""
+        expected = self.expected(kind, num_tokens)
+        if expected is not None and move_us < expected[0]:
+            self.observe(kind, num_tokens, move_us)
+
     def measure_anew(self, kind: SourceKind, num_tokens: int) -> None:
         """What the next move of such a length takes counts as if it were the first."""
         estimate = self._per_token_us.get(kind, {}).get(length_class(num_tokens))

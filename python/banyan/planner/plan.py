@@ -108,7 +108,7 @@ class Pricing:
     def recompute(self, tail: Tail) -> Estimated | None:
         """The plan that moves nothing; None while prefill times are not known."""
         forward = self._times.expected((tail.prompt_tokens - tail.own_tokens, tail.own_tokens))
-        return None if forward is None else Estimated(0, 0.0, forward[0], forward[0], 0.0)
+        return None if forward is None else Estimated(0, 0.0, forward[0], forward[0], forward[1])
 
     def move_share(self, kind: SourceKind, num_tokens: int) -> float | None:
         """What moving a prompt's first tokens takes, over computing them; None while either is not known."""
@@ -123,7 +123,7 @@ class Pricing:
         """
         moved = _moved(tail, num_pages)
         forward = self._times.expected((tail.prompt_tokens - tail.own_tokens - moved, tail.own_tokens + moved))
-        assert forward is not None, "known for recomputing, known for every length"
+        assert forward is not None, "known for recomputing, known for what is shorter"
         compute_us, compute_error_us = forward
         move_us = move_error_us = 0.0
         for kind, num_tokens in self._brought(tail, num_pages):
@@ -135,9 +135,10 @@ class Pricing:
         layers = self._num_layers
         alone_us = (move_us + max(move_us, compute_us) * (layers - 1) + compute_us) / layers
         total_us = compute_us + self._num_in_step * (alone_us - compute_us)
-        # A fit to a few forwards may take a short rest for nothing: then the comparison is as uncertain as it is large.
-        compute_error = compute_error_us / compute_us if compute_us > 0 else 1.0
-        error_us = move_error_us + abs(recompute.total_us - compute_us) * compute_error
+        # A fit to a few forwards may take a short tail for nothing: then the comparison is as uncertain as it is large.
+        shared = recompute.error_us / recompute.total_us if recompute.total_us > 0 else 1.0
+        error_us = move_error_us + abs(recompute.total_us - compute_us) * shared
+        error_us += abs(compute_us * shared - compute_error_us)
         return Estimated(num_pages, move_us, compute_us, total_us, error_us)
 
     def measures(self, tail: Tail, num_pages: int) -> set[tuple[SourceKind, int]]:

@@ -9,7 +9,8 @@ Invariants
   2. Tails of one class (sources and length) change between moving and computing only when the other is better by more
      than the error: estimates that wobble around a tie do not make decisions flap.
   3. The same question of the same request gets the same answer: SGLang asks on every scheduling pass.
-  4. What is remembered is bounded: the last ``MAX_DECISIONS`` requests.
+  4. What is remembered is bounded: the last ``MAX_WAITING`` requests until they are forgotten, and to tell of them the
+     last ``MAX_DECISIONS``.
   5. How much to read from the store, or from another node, is decided before the request's turn. What is on its way
      then is moved whole or not at all: its layers come together, so a part of it would take as long.
 
@@ -33,6 +34,7 @@ from banyan.planner.prefill_times import PrefillTimes
 from banyan.telemetry import Why
 
 TRIAL_EVERY = 64
+MAX_WAITING = 4096
 MAX_DECISIONS = 256
 """Some 100 KB of /server_info."""
 
@@ -84,8 +86,9 @@ class Planner:
         )
         self._min_pages = max(1, min_pages)
         self._habits: dict[tuple[tuple[SourceKind, ...], int], _Habit] = {}
-        self._decisions: Latest[str, _Decision] = Latest(MAX_DECISIONS)
-        self._reads: Latest[str, _Decision] = Latest(MAX_DECISIONS)
+        self._decisions: Latest[str, _Decision] = Latest(MAX_WAITING)
+        self._reads: Latest[str, _Decision] = Latest(MAX_WAITING)
+        self._told: Latest[str, _Decision] = Latest(MAX_DECISIONS)
         self.num_moved = 0
         self.num_computed = 0
 
@@ -101,7 +104,7 @@ class Planner:
         if read is not None and read.plan.reason is PlanReason.TRIAL:
             asked = Action.MOVE
         plan = self._plan(tail, asked, uncut=(SourceKind.STORE, SourceKind.REMOTE))
-        self._decisions.put(request, _Decision(tail, plan, self._clock()))
+        self._remember(request, _Decision(tail, plan, self._clock()))
         self.num_moved += plan.num_pages > 0
         self.num_computed += plan.num_pages == 0 and tail.num_found > 0
         return plan
@@ -114,9 +117,18 @@ class Planner:
         decision = _Decision(tail, self._plan(tail, asked, uncut=()), self._clock())
         self._reads.put(request, decision)
         if decision.plan.num_pages == 0:
-            self._decisions.put(request, decision)
+            self._remember(request, decision)
             self.num_computed += 1
         return decision.plan
+
+    def _remember(self, request: str, decision: _Decision) -> None:
+        self._decisions.put(request, decision)
+        self._told.put(request, decision)
+
+    def forget(self, request: str) -> None:
+        """It has ended and asks no more. It can still be told of."""
+        self._decisions.pop(request, None)
+        self._reads.pop(request, None)
 
     def move_share(self, kind: SourceKind, num_tokens: int) -> float | None:
         """What it takes to move so many tokens from ``kind``, over what it takes to compute them; None: not known."""
@@ -166,9 +178,12 @@ class Planner:
         more_us = max(recompute.total_us, whole.total_us - chosen.total_us)
         return habit.num_left * recompute.total_us >= TRIAL_EVERY * more_us
 
+    def _decision(self, request: str) -> _Decision | None:
+        return self._decisions.get(request) or self._told.get(request)
+
     def record(self, request: str, outcome: Outcome) -> None:
-        """What became of a plan. Requests that are forgotten by now are ignored."""
-        decision = self._decisions.get(request)
+        """What became of a plan. Requests of which nothing is told any more are ignored."""
+        decision = self._decision(request)
         if decision is not None:
             decision.outcome = outcome.value
             decision.steps.append((outcome.value, self._clock()))
@@ -176,26 +191,26 @@ class Planner:
     def record_refused(self, request: str, why: Refusal) -> None:
         """As ``record``, of a plan that could not be carried out."""
         self.record(request, Outcome.REFUSED)
-        decision = self._decisions.get(request)
+        decision = self._decision(request)
         if decision is not None:
             decision.outcome = f"{Outcome.REFUSED.value}: {why.value}"
 
     def why_unmoved(self, request: str) -> Why:
         """Why pages that were found for it last were not had."""
-        decision = self._decisions.get(request)
+        decision = self._decision(request)
         if decision is None or decision.plan.num_pages >= decision.tail.num_found:
             return Why.REFUSED
         return Why.SHORT if decision.plan.reason is PlanReason.TOO_SHORT else Why.CHEAPER
 
     def record_computed(self, request: str, reasons: Mapping[Why, int]) -> None:
         """Its answer has begun: tokens of its prompt that were computed, by why."""
-        decision = self._decisions.get(request)
+        decision = self._decision(request)
         if decision is not None:
             decision.computed = {why.value: num_tokens for why, num_tokens in reasons.items()}
 
     def explain(self) -> list[dict[str, Any]]:
-        """The remembered decisions, oldest first, as plain values."""
-        return [_explanation(request, decision) for request, decision in self._decisions.items()]
+        """The last decisions, oldest first, as plain values."""
+        return [_explanation(request, decision) for request, decision in self._told.items()]
 
 
 def _explanation(request: str, decision: _Decision) -> dict[str, Any]:

@@ -6,15 +6,20 @@ Nothing is said before enough of them were seen. Called by one thread.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
+from itertools import chain
 
-from banyan.pacing import Correction
+from banyan.pacing import Correction, length_class
 from banyan.planner.prefill_cost import ForwardSample, Piece, PrefillCost
 
 MIN_SAMPLES = 8
-MAX_SAMPLES = 128
+SAMPLES_PER_CLASS = 16
+"""A server's health checks are forwards of one token: in six minutes there are more of them than a fit can use."""
 REFIT_EVERY = 32
 """A fit of 128 samples takes some 2 ms."""
+FAR = 2
+"""Classes. What is longer than any forward by more (by a factor of 16 at least) is not told by the fit: short forwards
+take the same time whatever their length, while a prompt of many chunks takes as many times what a chunk takes."""
 
 
 class PrefillTimes:
@@ -25,25 +30,28 @@ class PrefillTimes:
         self._cost = cost
         self._is_fitted = cost is None
         self._correction = Correction()
-        self._samples: deque[ForwardSample] = deque(maxlen=MAX_SAMPLES)
+        self._samples: dict[int, deque[tuple[int, ForwardSample]]] = defaultdict(
+            lambda: deque(maxlen=SAMPLES_PER_CLASS)
+        )
         self.num_observed = 0
 
     @property
-    def samples(self) -> tuple[ForwardSample, ...]:
-        """The last forwards, oldest first; the newest is number ``num_observed``."""
-        return tuple(self._samples)
+    def samples(self) -> list[tuple[int, ForwardSample]]:
+        """The last forwards of each class of lengths, with their numbers, oldest first."""
+        return sorted(chain.from_iterable(self._samples.values()))
 
     def observe(self, sample: ForwardSample) -> None:
         """Learn from a forward that has ended."""
-        self._samples.append(sample)
+        self._samples[length_class(sample.extend_tokens)].append((self.num_observed, sample))
         self.num_observed += 1
         if self._cost is not None:
             predicted_us = self._cost.time_us(sample.pieces)
             self._correction.observe(sample.extend_tokens, predicted_us=predicted_us, measured_us=sample.forward_us)
         if self._is_fitted and self._is_due():
-            self._cost = PrefillCost.fit(self._samples)
+            samples = [past for _, past in self.samples]
+            self._cost = PrefillCost.fit(samples)
             self._correction.forget()
-            for past in self._samples:
+            for past in samples:
                 self._correction.observe(
                     past.extend_tokens,
                     predicted_us=self._cost.time_us(past.pieces),
@@ -56,8 +64,8 @@ class PrefillTimes:
         return self.num_observed % REFIT_EVERY == 0
 
     def expected(self, piece: Piece) -> tuple[float, float] | None:
-        """``(time_us, error_us)`` of a forward over one piece; None while nothing is known."""
-        if self._cost is None:
+        """``(time_us, error_us)`` of a forward over one piece; None while nothing is known of one so long."""
+        if self._cost is None or (self._is_fitted and length_class(piece[0]) > max(self._samples) + FAR):
             return None
         ratio, deviation = self._correction.ratio(piece[0])
         time_us = self._cost.time_us((piece,))

@@ -2,7 +2,8 @@
 """How many of a rank's pages are the only copy, from a sample that all ranks draw alike.
 
 A page is in the sample when its key is below a bound. Keys are hashes, so that is a fair share of the pages, and the
-same pages on every rank. The bound is halved whenever the sample is full.
+same pages on every rank. When the sample is full, what the rank holds no more leaves it; where that is not enough, the
+bound is halved.
 """
 
 from __future__ import annotations
@@ -52,11 +53,15 @@ class CopySample:
         self._bound = NO_BOUND
         self._keys: set[str] = set()
 
-    def published(self, keys: Iterable[str]) -> None:
+    def published(self, keys: Iterable[str], holders: Holders) -> None:
         """The rank's pool holds these pages now."""
         bound = self._bound
         self._keys.update([key for key in keys if key < bound])
-        while len(self._keys) > self._max_keys:
+        if len(self._keys) <= self._max_keys:
+            return
+        self.look(holders)
+        # With a quarter of it free it is some time until the next look.
+        while len(self._keys) > self._max_keys * 3 // 4:
             self._num_halvings += 1
             self._bound = bound = f"{(1 << 4 * BOUND_DIGITS) >> self._num_halvings:0{BOUND_DIGITS}x}"
             self._keys = {key for key in self._keys if key < bound}

@@ -53,7 +53,7 @@ class Counters:
     fetched_bytes: int = _of("bytes read from peers' pools")
     copied_bytes: int = _of("bytes written to this rank's pool, local duplicates of one fetch included")
     copy_us: int = _of("time of the copy thread")
-    wait_us: int = _of("time the forward pass waited for a layer")
+    wait_us: int = _of("time the forward pass waited for a layer; 0 on GPUs, where streams wait")
     published_pages: int = _of("pages offered to the peers")
     retired_pages: int = _of("pages given back by SGLang's tree or requests")
     quarantined_pages: int = _of("of these, pages that a peer was still reading")
@@ -116,7 +116,7 @@ class Counters:
     threads_ended: int = _of("threads of Banyan's in this process that have ended by a fault: the log says what is off")
     resets: int = _of("flushes of this rank's cache")
     forwards: int = _of("forward passes timed by the per-layer clock")
-    forward_us: int = _of("time of these forward passes, from the first to the last layer's KV read")
+    forward_us: int = _of("time of these forward passes, to the last layer's KV read; on GPUs time to launch them")
     control_us: int = _of(
         "time the scheduler thread spent in Banyan's hooks, by hook in /server_info; layers are not counted"
     )

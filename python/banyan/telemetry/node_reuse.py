@@ -26,6 +26,9 @@ _NO_PAGE = 1
 
 _HEAD = struct.Struct("<QQQ")
 
+MOST_COMPUTED_BYTES = (1 << 12) * PAGE_BYTES - _HEAD.size
+"""An access log takes half of its ring of a message (banyan-shm/src/access_log.rs)."""
+
 
 @dataclass(frozen=True, slots=True)
 class PromptAnswer:
@@ -41,8 +44,13 @@ class PromptAnswer:
     computed: bytes
 
     def message(self) -> bytes:
-        """As words whose lowest bit says nothing: that of an access log's words is not kept."""
-        return _HEAD.pack(_NO_PAGE, self.num_tokens << 1, self.num_pages << 1) + self.computed
+        """As words whose lowest bit says nothing: that of an access log's words is not kept. Where more was computed
+        than a message holds, that of a shorter prompt of which the same share was."""
+        most = MOST_COMPUTED_BYTES
+        num_tokens, num_pages = (
+            number * most // max(len(self.computed), most) for number in (self.num_tokens, self.num_pages)
+        )
+        return _HEAD.pack(_NO_PAGE, num_tokens << 1, num_pages << 1) + self.computed[:most]
 
     @classmethod
     def of(cls, message: bytes) -> PromptAnswer | None:

@@ -52,12 +52,12 @@ def keep(rank, req):
 def test_request_when_the_collector_takes_it_then_it_is_forgotten_in_the_next_step_and_not_in_the_middle_of_one(rank):
     linker, _ = rank
     forgotten = []
-    linker.cache.forget = forgotten.append
+    linker.cache.forget = linker._planner.forget = forgotten.append
     keep(rank, Req("gone", None))
     gc.collect()
     assert not forgotten
     linker.num_completed_offloads()
-    assert len(forgotten) == 1
+    assert len(forgotten) == 2 and forgotten[0] == forgotten[1]
 
 
 @pytest.mark.parametrize(

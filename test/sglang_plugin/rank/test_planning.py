@@ -166,6 +166,15 @@ def test_moved_when_the_copy_took_no_measurable_time_then_nothing_is_learnt(rank
     assert rank.planner.state()["move_us_per_token"] == {}
 
 
+def test_read_when_nobody_followed_it_then_it_tells_that_the_store_is_faster_than_it_was(rank):
+    for read_s in (9.0, 0.001):
+        rank.planner.was_read(SourceKind.STORE, 20, read_s)
+        assert rank.planner.state()["move_us_per_token"] == {}
+    rank.planner._rates.observe(SourceKind.STORE, 320, 320 * 10.0)
+    rank.planner.was_read(SourceKind.STORE, 20, 320 * 2e-6)
+    assert rank.planner.state()["move_us_per_token"] == {"storage": {"128": pytest.approx(6.0)}}
+
+
 def test_plan_when_a_single_token_would_be_left_then_a_page_less_is_moved(rank):
     rank.arrive("r", 16 * 20 + 1)
     assert rank.plan("r") == 19

@@ -36,6 +36,7 @@ class Host:
         page_bytes: int = PAGE_BYTES,
         block: BlockGeometry = BLOCK,
     ) -> None:
+        self.block = block
         self.rank = Rank(rank_table, slot, page_bytes=page_bytes)
         self.memory = SharedBytes.create(num_frames * block.frame_bytes, f"arena-{slot}")
         member_slot = LAYOUT.num_ranks + slot

@@ -21,7 +21,7 @@ from banyan.arena.store_tier import StoreTier
 from banyan.core import Run, SourceKind
 from banyan.features.nodes.pull import NodeFound
 from banyan.layout import BlockGeometry
-from banyan.pacing import Admission, WriteAdmission
+from banyan.pacing import Admission, WriteAdmission, WriteBudget
 
 LAYER_BYTES = 4096
 BLOCK = BlockGeometry(((LAYER_BYTES // 2, LAYER_BYTES // 2),) * 3)
@@ -38,7 +38,7 @@ def make_prefetch(host: Host, store: Store | None, max_pages: int = 1000) -> Pre
         peers=host.view,
         arena_slots=ARENAS,
         memory=host.memory,
-        frame_bytes=BLOCK.frame_bytes,
+        frame_bytes=host.block.frame_bytes,
         max_pages=max_pages,
         layers_per_read=1,
         counters=host.counters,
@@ -59,12 +59,15 @@ class StoreHost(Host):
         read_bytes_per_s: int | None = None,
         num_frames: int = 8,
         max_pages: int = 1000,
+        block: BlockGeometry = BLOCK,
+        budget: WriteBudget | None = None,
     ) -> None:
-        super().__init__(rank_table, slot, num_frames=num_frames, page_bytes=LAYER_BYTES // 2, block=BLOCK)
+        page_bytes = block.buffer_bytes[0][0]
+        super().__init__(rank_table, slot, num_frames=num_frames, page_bytes=page_bytes, block=block)
         self.store = Store.open(
             [str(folder)],
             NAMESPACE,
-            BLOCK.layer_bytes,
+            block.layer_bytes,
             quota_bytes=64 << 20,
             share_bytes=32 << 20,
             floor_bytes=0,
@@ -77,8 +80,8 @@ class StoreHost(Host):
             residency=self.residency,
             prefetch=self.prefetch,
             memory=self.memory,
-            block=BLOCK,
-            admission=WriteAdmission(admission, budget=None),
+            block=block,
+            admission=WriteAdmission(admission, budget=budget),
             owners=Owners(),
             counters=self.counters,
         )
@@ -139,6 +142,18 @@ def test_page_when_only_the_store_holds_it_then_it_streams_into_the_pool_and_sta
     assert [host.rank.pages(frame) for frame in (10, 11, 12)] == before
 
 
+def test_write_when_layers_are_padded_on_the_drive_then_the_budget_holds_for_what_is_written_there(
+    tmp_path: Path,
+) -> None:
+    budget = WriteBudget(bytes_per_day=1, burst_bytes=60_000, now_ns=time.monotonic_ns())
+    block = BlockGeometry(((2_500, 2_500),) * 3)
+    host = StoreHost(RankTable.create(4), 0, tmp_path, block=block, budget=budget)
+    host.save([3, 4, 5, 6, 7], keys(1, 2, 3, 4, 5))
+    assert host.store.stats()["written_bytes"] == 2 * block.record_bytes == 57_344
+    assert host.counters.archive_refused_pages == 3
+    host.store.close()
+
+
 def test_start_reads_when_the_request_waits_then_the_pages_are_there_before_its_turn(host: StoreHost) -> None:
     host.save([3, 4], keys(1, 2))
     host.lose()
@@ -146,6 +161,23 @@ def test_start_reads_when_the_request_waits_then_the_pages_are_there_before_its_
     host.prefetch.start_reads(keys(1, 2), whole)
     host.until(lambda: host.residency.num_resident == 2)
     assert host.counters.reads == 1 and host.counters.read_pages == 2
+
+
+@pytest.mark.parametrize("is_followed", [True, False])
+def test_read_when_it_has_landed_then_the_planner_hears_how_long_it_took_unless_a_copy_tells(
+    host: StoreHost, is_followed: bool
+) -> None:
+    host.save([3, 4], keys(1, 2))
+    host.lose()
+    if is_followed:
+        assert host.fetch(keys(1, 2), frames(9, 1)) == (Run(SourceKind.STORE, 2),)
+    else:
+        host.prefetch.start_reads(keys(1, 2), whole)
+    host.until(lambda: host.residency.num_resident == 2)
+    for _ in range(2):
+        host.cache.poll()
+    told = [one for one in host.cache._planner.told if one[0] == "was_read"]
+    assert told == ([] if is_followed else [("was_read", SourceKind.STORE, 2)])
 
 
 def test_start_reads_when_only_a_part_is_worth_it_then_only_that_is_read(host: StoreHost) -> None:

@@ -7,6 +7,7 @@ import pytest
 from test.unit.directory.rig import Rank, ids, keys
 
 from banyan._native import RankTable, page_number, page_numbers
+from banyan.telemetry import NodeReuse, PromptAnswer
 
 NUM_WORDS = 1 << 13
 """Of a frame table's ring."""
@@ -69,6 +70,17 @@ def test_tell_when_a_prompt_is_very_long_then_its_beginning_is_told(ranks):
     one, other, _ = ranks
     one.frame_table.log_access(page_numbers(keys(*range(NUM_WORDS))))
     assert logged(other, 0) == [numbers(*range(NUM_WORDS // 2))]
+
+
+def test_heard_when_an_answer_computed_more_pages_than_a_message_holds_then_the_share_that_it_computed_stays(ranks):
+    one, other, _ = ranks
+    answer = PromptAnswer(16 * NUM_WORDS, NUM_WORDS - 1, page_numbers(keys(*range(NUM_WORDS - 1))))
+    reuse = NodeReuse(16, 2 * NUM_WORDS, 7, lambda: 0.0)
+    for could_be_found in (0.0, 1 / 2):
+        one.frame_table.log_access(answer.message())
+        (message,) = other.peers.read_access_logs([0])
+        reuse.answered(PromptAnswer.of(message))
+        assert reuse.count(lambda times: 1.0)["hit_ceiling_15m"] == pytest.approx(could_be_found, abs=0.02)
 
 
 def test_heard_when_the_teller_has_other_weights_then_nothing():

@@ -111,7 +111,7 @@ class FakeBanyan:
         store = {
             "num_records": 1204,
             "backlog_pages": 3,
-            "written_bytes": 9_400_000_000,
+            "written_bytes": 940_000_000,
             "checksum_failures": 0,
             "stalls": 0,
         }

@@ -36,7 +36,7 @@ WRONG = {
     "BanyanBackupsDropped": {"backups_dropped_pages": 2000, "backed_up_pages": 3000},
     "BanyanReadsDropped": {"reads_dropped_pages": 2000, "read_pages": 3000},
     "BanyanHotRank": {"placed_hot_avoided": 200, "placed_load": 300},
-    "BanyanCost": {"control_us": 9_000_000, "forward_us": 100_000_000},
+    "BanyanCost": {"control_us": 60_000_000, "forward_us": 6_000_000_000},
 }
 
 
@@ -52,6 +52,23 @@ def test_alert_when_its_condition_holds_at_one_rank_then_it_is_that_rank_and_no_
     server.more[1] = WRONG[name]
     (alert,) = alerts(Rates(read(server)))
     assert (alert.rule.name, alert.ranks) == (name, (1,))
+
+
+def test_alert_when_forwards_are_only_launched_as_on_a_gpu_then_a_little_control_time_is_no_cost():
+    server = FakeBanyan()
+    server.more[1] = {"control_us": 2_400_000, "forward_us": 1_000}
+    assert alerts(Rates(read(server))) == []
+
+
+@pytest.mark.parametrize("hours", [0, 3, 24 * 30])
+def test_wear_when_a_server_has_written_all_that_it_may_then_there_is_no_alert_and_with_a_little_more_there_is(hours):
+    server, a_day = FakeBanyan(), 24_000_000
+    may = a_day * hours // 24 + a_day // 12
+    for written, names in ((may, []), (may + may // 100, ["BanyanStoreWear"])):
+        server.up_s = hours * 3_600
+        server.more[0] = {"store": {**STORE, "written_bytes": written}, "store_write_bytes_per_day": a_day}
+        server.more[1] = {"store": STORE}
+        assert [alert.rule.name for alert in alerts(Rates(read(server)))] == names
 
 
 def test_alert_when_what_was_wrong_lies_before_the_last_look_then_it_is_over():

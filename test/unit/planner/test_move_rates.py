@@ -50,6 +50,17 @@ def test_rates_when_a_process_was_suspended_in_one_move_then_it_counts_for_no_mo
     assert rates.expected(SourceKind.PEER, 1_000)[0] > 250_000, "what stays slow is learnt"
 
 
+def test_rates_when_a_move_would_have_been_faster_than_expected_then_that_is_learnt_and_nothing_else():
+    rates = MoveRates()
+    rates.observe_at_most(SourceKind.STORE, 1_000, 10.0)
+    assert rates.expected(SourceKind.STORE, 1_000) is None, "how long a move takes is not known"
+    rates.observe(SourceKind.STORE, 1_000, 5_000.0)
+    rates.observe_at_most(SourceKind.STORE, 1_000, 9_000.0)
+    assert rates.expected(SourceKind.STORE, 1_000)[0] == 5_000.0
+    rates.observe_at_most(SourceKind.STORE, 1_000, 3_000.0)
+    assert rates.expected(SourceKind.STORE, 1_000)[0] == 4_000.0
+
+
 def test_rates_when_nothing_was_moved_then_nothing_is_learnt():
     rates = MoveRates()
     rates.observe(SourceKind.PEER, 0, 10.0)

@@ -101,6 +101,23 @@ def test_plan_when_a_time_is_not_known_then_what_was_found_is_moved(times, rates
     assert (plan.num_pages, plan.reason) == (10, PlanReason.UNMEASURED)
 
 
+@pytest.mark.parametrize(
+    ("long_tokens", "reason"), [((), PlanReason.UNMEASURED), (range(4000, 10_000, 100), PlanReason.FASTER)]
+)
+def test_plan_when_the_last_forwards_were_short_then_a_long_tail_is_still_moved(long_tokens, reason):
+    times = PrefillTimes()
+    for num_tokens in [*long_tokens, *[1] * 128]:
+        times.observe(ForwardSample(((num_tokens, 0),), COST.time_us([(num_tokens, 0)])))
+    plan = planner(rates_of(PEER=5.0), times=times).decide("r", tail((PEER, 512), new=1000))
+    assert (plan.num_pages, plan.reason) == (512, reason)
+
+
+def test_plan_when_long_prefills_scatter_then_a_difference_within_that_is_no_reason_to_change():
+    times = SimpleNamespace(expected=lambda piece: (100.0 * piece[0], 50.0 * piece[0] if piece[0] > 16 else 0.0))
+    plan = planner(rates_of(STORE=110.0), times=times).decide("r", tail((STORE, 100)))
+    assert (plan.num_pages, plan.reason) == (100, PlanReason.KEPT)
+
+
 @pytest.mark.parametrize(("action", "num_pages"), [(Action.MOVE, 20), (Action.COMPUTE, 0)])
 def test_plan_when_the_request_asks_then_it_gets_it_and_the_figures_are_kept(action, num_pages):
     plan = planner(rates_of(STORE=5000.0)).decide("r", tail((STORE, 20)), action)
@@ -116,6 +133,25 @@ def test_plan_when_the_same_request_asks_again_then_the_answer_stands_though_rat
         rates.observe(PEER, 800, 1e9)
     assert ours.decide("r", tail((PEER, 50))) is first
     assert ours.decide("r", tail((PEER, 49))).num_pages == 0
+
+
+def test_plan_when_more_requests_wait_than_are_told_then_none_is_planned_again():
+    ours, found = planner(rates_of(PEER=1.0)), tail((PEER, 50))
+    passes = [[ours.decide(f"r{number}", found) for number in range(300)] for _ in range(3)]
+    assert passes[0] == passes[1] == passes[2]
+    assert ours.num_moved == 300 and len(ours.explain()) == 256
+    reads = [[ours.decide_read(f"s{number}", tail((STORE, 50)), Action.COMPUTE) for number in range(300)] for _ in "12"]
+    assert reads[0] == reads[1] and ours.num_computed == 300
+
+
+def test_plan_when_a_request_is_forgotten_then_it_is_still_told_of_and_another_of_its_name_is_planned_for_itself():
+    rates = rates_of(PEER=1.0)
+    ours, found = planner(rates, min_pages=50), tail((PEER, 50))
+    ours.decide("r", found)
+    ours.forget("r")
+    ours.record("r", Outcome.LANDED)
+    assert [(one["rid"], one["outcome"]) for one in ours.explain()] == [("r", "landed")]
+    assert ours.decide("r", found, Action.COMPUTE).num_pages == 0
 
 
 def test_plan_when_estimates_wobble_around_a_tie_then_decisions_do_not_flap():
@@ -295,6 +331,19 @@ def test_read_when_it_is_a_trial_then_what_comes_is_moved():
     assert trials and plans[trials[0]].num_pages == 50
     assert decides.decide(f"r{trials[0]}", slow).num_pages == 50
     assert decides.decide("another", slow).num_pages == 0
+
+
+def test_read_when_the_store_was_slow_once_and_reads_end_before_their_turn_then_a_trial_still_finds_out():
+    """What has been read by then is moved from the arena: no copy tells how fast the store is."""
+    rates = rates_of(STORE=120.0)
+    # min_pages forbids the cut, so it is all or nothing.
+    ours, plans = planner(rates, min_pages=50), []
+    for number in range(200):
+        plans.append(ours.decide_read(f"r{number}", tail((STORE, 50))))
+        if plans[-1].num_pages:
+            rates.observe_at_most(STORE, 50 * PAGE, 50 * PAGE * 1.0)
+    assert [plan.reason for plan in plans].count(PlanReason.TRIAL) == 1
+    assert (plans[0].num_pages, plans[-1].num_pages) == (0, 50)
 
 
 def test_plan_when_pages_come_from_the_store_then_no_cut_within_them():

@@ -42,4 +42,35 @@ def test_times_when_no_cost_is_known_then_the_first_forwards_make_a_fit_and_late
     for _ in range(400):
         times.observe(forward(rng.randrange(16, 1000), rng.randrange(0, 4000), factor=3.0))
     assert times.expected((300, 1000))[0] == pytest.approx(3 * COST.time_us([(300, 1000)]), rel=0.01)
-    assert len(times.samples) == 128 and times.num_observed == 464
+    assert len(times.samples) <= 4 * 16 and times.samples[-1][0] == 463
+
+
+def long_forwards_then_short_ones():
+    times, rng = PrefillTimes(), random.Random(0)
+    for _ in range(64):
+        times.observe(forward(rng.randrange(2000, 10_000)))
+    for _ in range(128):
+        times.observe(forward(1))
+    return times
+
+
+def test_times_when_many_short_forwards_follow_long_ones_then_what_long_ones_take_is_still_known():
+    times = long_forwards_then_short_ones()
+    for num_tokens in (1, 8192):
+        assert times.expected((num_tokens, 0))[0] == pytest.approx(COST.time_us([(num_tokens, 0)]), rel=0.05)
+
+
+def test_times_when_only_short_forwards_were_seen_then_nothing_is_said_of_much_longer_ones():
+    times = PrefillTimes()
+    for _ in range(128):
+        times.observe(forward(1))
+    assert times.expected((16, 100_000)) is not None
+    assert times.expected((8192, 0)) is None
+    times.observe(forward(512))
+    assert times.expected((8192, 0)) is not None
+
+
+def test_times_when_the_cost_is_known_beforehand_then_it_holds_for_every_length():
+    times = PrefillTimes(COST)
+    times.observe(forward(1))
+    assert times.expected((8192, 0))[0] == pytest.approx(COST.time_us([(8192, 0)]))

@@ -105,6 +105,11 @@ class KeyedStore:
     def engine(self) -> str:
         return self._values.engine
 
+    @property
+    def value_bytes(self) -> int:
+        """What is written of a page."""
+        return self._value_format.value_bytes
+
     def register(self, memory: SharedBytes) -> None:
         if id(memory) not in self._bases:
             self._bases[id(memory)] = (memory, address_of(memory))
@@ -236,7 +241,7 @@ class KeyedStore:
         for page in stored:
             self._presence.wrote([page.key], page.namespace)
         self._count("written_pages", len(stored))
-        self._count("written_bytes", len(stored) * self._value_format.value_bytes)
+        self._count("written_bytes", len(stored) * self.value_bytes)
         self._count("write_failures", sum(outcome == FAILED for _, outcome in pages))
         with self._lock:
             # Keys name pages of the present weights: a late one of others would end a page that is still waited for.

@@ -117,7 +117,7 @@ def _make_planner(setup: RankSetup, kinds: Kinds, pools: RankPools) -> RankPlann
         fixed_tokens=kinds.fixed_tokens,
     )
     faults.hush(planner, "became", "refused", "started", "moved", "forward_begins", "forward_ended", "forward_took")
-    faults.hush(planner, "step_begins")
+    faults.hush(planner, "was_read", "step_begins")
     return planner
 
 

@@ -168,6 +168,7 @@ class Rank:
         while self._gone:
             request = self._gone.popleft()
             self.cache.forget(request)
+            self._planner.forget(request)
             if self.chooses_victims:
                 self.demand.served(request)
 

@@ -104,6 +104,10 @@ class RankPlanner:
         """Why pages that were found for a request last were not had."""
         return self._planner.why_unmoved(request)
 
+    def forget(self, request: str) -> None:
+        """It has ended."""
+        self._planner.forget(request)
+
     def computed(self, request: str, reasons: Mapping[Why, int]) -> None:
         """The answer of a request has begun; tokens of its prompt that were computed, by why."""
         self._planner.record_computed(request, reasons)
@@ -115,6 +119,9 @@ class RankPlanner:
     def moved(self, fetches: Sequence[Fetch], copy_s: float) -> None:
         if copy_s > 0:
             self._rates.observe_batch(sum((self._moved_by(fetch) for fetch in fetches), Counter()), copy_s * 1e6)
+
+    def was_read(self, kind: SourceKind, num_pages: int, read_s: float) -> None:
+        self._rates.observe_at_most(kind, num_pages * self._page_tokens, read_s * 1e6)
 
     def _moved_by(self, fetch: Fetch) -> Counter[SourceKind]:
         tokens = fetch.tokens
@@ -163,14 +170,12 @@ class RankPlanner:
 
     def state(self) -> dict[str, Any]:
         """What `banyan explain` reads from /server_info."""
-        shown = self._times.samples[-NUM_SHOWN_FORWARDS:]
-        first = self._times.num_observed - len(shown)
         return {
             "plans": self._planner.explain(),
             "move_us_per_token": self._rates.as_dict(),
             "num_layers": self._num_layers,
             "forwards": [
-                {"number": first + place, "pieces": sample.pieces, "forward_us": round(sample.forward_us)}
-                for place, sample in enumerate(shown)
+                {"number": number, "pieces": sample.pieces, "forward_us": round(sample.forward_us)}
+                for number, sample in self._times.samples[-NUM_SHOWN_FORWARDS:]
             ],
         }

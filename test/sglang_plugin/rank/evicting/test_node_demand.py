@@ -3,6 +3,7 @@ import hashlib
 
 import pytest
 
+from banyan._native import page_numbers
 from banyan.sglang_plugin.rank.evicting.node_demand import NodeDemand
 from banyan.telemetry import Counters, NodeReuse
 
@@ -21,15 +22,17 @@ class Wire:
             self.sent[1 - rank].clear()
             return heard
 
-        return type(
-            "End", (), {"log_access": staticmethod(self.sent[rank].append), "peer_accesses": staticmethod(take)}
-        )
+        def log(message):
+            """As a frame table does: the first word is marked."""
+            self.sent[rank].append(bytes([message[0] | 1]) + message[1:])
+
+        return type("End", (), {"log_access": staticmethod(log), "peer_accesses": staticmethod(take)})
 
 
 class Node:
     def __init__(self):
         self.now_s = 0.0
-        wire = Wire()
+        self.wire = wire = Wire()
         self.counters = [Counters(), Counters()]
         self.reuse = [NodeReuse(PAGE, 100, rank, lambda: self.now_s) for rank in range(2)]
         self.demand = [NodeDemand(wire.end(rank), 100, self.counters[rank], self.reuse[rank]) for rank in range(2)]
@@ -70,6 +73,13 @@ def test_hear_when_a_peer_tells_of_an_answer_then_no_prompt_is_counted_for_it(no
     node.ceilings()
     assert [one.peer_prompts for one in node.counters] == [0, 1]
     assert not node.demand[1].is_asked_again(keys(1)[0])
+
+
+def test_hear_when_the_beginning_of_a_message_was_missed_then_the_rest_is_no_prompt(node):
+    node.serve(0, keys(1, 2), 0, 33)
+    node.wire.sent[0].append(page_numbers(keys(3, 4)))
+    node.ceilings()
+    assert node.counters[1].peer_prompts == 1
 
 
 def test_answered_when_the_prompt_is_shorter_than_a_page_then_its_tokens_count(node):

@@ -406,6 +406,12 @@ def test_read_when_the_rate_is_limited_then_no_faster(values: InMemory, memory: 
     store.close()
 
 
+def test_write_when_pages_are_stored_then_what_a_page_takes_is_what_was_written(
+    stored: KeyedStore, values: InMemory
+) -> None:
+    assert stored.stats()["written_bytes"] == 2 * stored.value_bytes == sum(map(len, values.held.values()))
+
+
 def test_put_when_another_writer_was_first_then_present_and_not_written_again(
     stored: KeyedStore, values: InMemory, memory: SharedBytes
 ) -> None:

@@ -35,6 +35,9 @@ class NodeDemand:
     def hear(self) -> None:
         """Take what the peers have told since."""
         for message in self._others.peer_accesses():
+            if not message[0] & 1:
+                # The rest of what was told too long ago: of a prompt or of an answer, nobody knows.
+                continue
             answered = PromptAnswer.of(message)
             if answered is not None:
                 self._reuse.answered(answered)

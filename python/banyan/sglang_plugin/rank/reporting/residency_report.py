@@ -43,7 +43,7 @@ class ResidencyReport:
 
     def published(self, keys: Sequence[str]) -> None:
         """This rank's pool holds these pages."""
-        self._sample.published(keys)
+        self._sample.published(keys, self._holders)
 
     def copies(self, now_s: float) -> Copies:
         """How many pages are copies, counted anew every ``COUNT_PERIOD_S``. ``now_s``: monotonic."""
