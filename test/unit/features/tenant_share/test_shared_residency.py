@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections import Counter
+from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test.unit.arena.test_residency import FakeFrameTable
 
+from banyan.arena import residency as residency_module
 from banyan.arena.owners import Owners
 from banyan.arena.residency import Residency
 from banyan.features.tenant_share.shared_residency import SharedResidency
@@ -252,8 +254,18 @@ def test_pages_when_tenants_do_what_they_like_then_below_its_share_nobody_loses_
 
 
 @given(steps=STEPS)
+@example(
+    steps=[
+        ("fill", "", 1, 1, set()),
+        ("fill", "", 2, 1, set()),
+        *[("fill", "", 0, 1, set())] * 6,
+        ("touch", "", 0, 1, {0, 1, 2, 4}),
+        ("fill", "", 0, 6, set()),
+    ]
+)
+@mock.patch.object(residency_module, "MOST_EXAMINED", 1)
 def test_order_when_all_pages_are_one_tenants_then_it_is_that_of_the_plain_clock(steps):
-    """Whatever its share is."""
+    """Whatever its share is; but for the marks of what is looked at in advance, which depend on how many that are."""
     plain_table, shared_table = FakeFrameTable(), FakeFrameTable()
     pair = [(Residency(plain_table, NUM_FRAMES), plain_table), (shared(shared_table), shared_table)]
     for what, _, first, num_pages, frames in steps:
