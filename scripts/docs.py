@@ -24,6 +24,7 @@ from banyan import config, patches
 from banyan.router import settings
 from benchmark import carriers_page, pd_page, ranks_page, remote_page
 from benchmark.alternatives import documented
+from benchmark.overhead import kept as overhead
 
 ROOT = Path(__file__).parents[1]
 ENGINE_PATCHES = ROOT / "cpu_engine" / "banyan_cpu_engine" / "patches"
@@ -46,6 +47,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "carriers figures": carriers_page.table,
     "ranks figures": ranks_page.table,
     "alternatives figures": documented.tables,
+    "overhead figures": overhead.table,
 }
 MADE = re.compile(r"(?<=<!-- made: )(?P<name>[a-z ]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 

@@ -84,8 +84,13 @@ FIGURES = [
         Figure(PAGE, "one prompt of 100,000 tokens", "long_prompt", f"rows/prompt={prompt}/seconds", tenths)
         for prompt in ("computed", "from the other rank", "from the arena", "from the store")
     ),
-    *of_overhead("where forwards take tens of milliseconds", "throughput", ranged, "prompts of 512", "64 streams"),
-    *of_overhead("the same: time to the first token", "ttft", ranged, "prompts of 512", "64 streams"),
+    *of_overhead(
+        "where forwards take milliseconds",
+        "throughput",
+        ranged,
+        *("prompts of 512", "prompts of 64", "64 streams", "256 streams"),
+    ),
+    *of_overhead("the same: time to the first token", "ttft", ranged, "prompts of 512", "256 streams"),
     *of_overhead("the same: time of the scheduler thread", "scheduler_us", ms, "prompts of 512"),
     *of_overhead("the same: time of the scheduler thread", "scheduler_step_us", ms, "64 streams"),
 ]

@@ -6,6 +6,7 @@ Nothing is said before enough of them were seen. Called by one thread.
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict, deque
 from itertools import chain
 
@@ -19,15 +20,17 @@ REFIT_EVERY = 32
 """A fit of 128 samples takes some 2 ms."""
 FAR = 2
 """Classes. What is longer than any forward by more (by a factor of 16 at least) is not told by the fit: short forwards
-take the same time whatever their length, while a prompt of many chunks takes as many times what a chunk takes."""
+take the same time whatever their length."""
 
 
 class PrefillTimes:
     """Predicts prefill forwards."""
 
-    def __init__(self, cost: PrefillCost | None = None) -> None:
-        """``cost``: where it is known beforehand, as in the simulator, and is only corrected."""
+    def __init__(self, cost: PrefillCost | None = None, *, chunk_tokens: int = sys.maxsize) -> None:
+        """``cost``: where it is known beforehand, as in the simulator, and is only corrected. ``chunk_tokens``: no
+        forward computes more of a prompt."""
         self._cost = cost
+        self._chunk_tokens = chunk_tokens
         self._is_fitted = cost is None
         self._correction = Correction()
         self._samples: dict[int, deque[tuple[int, ForwardSample]]] = defaultdict(
@@ -65,7 +68,10 @@ class PrefillTimes:
 
     def expected(self, piece: Piece) -> tuple[float, float] | None:
         """``(time_us, error_us)`` of a forward over one piece; None while nothing is known of one so long."""
-        if self._cost is None or (self._is_fitted and length_class(piece[0]) > max(self._samples) + FAR):
+        if self._cost is None:
+            return None
+        longest = min(piece[0], self._chunk_tokens)
+        if self._is_fitted and length_class(longest) > max(self._samples) + FAR:
             return None
         ratio, deviation = self._correction.ratio(piece[0])
         time_us = self._cost.time_us((piece,))

@@ -29,7 +29,7 @@ class Rank:
         monkeypatch.setattr(
             linker, "installed", lambda: SimpleNamespace(arrive=lambda request: None, counters=Counters())
         )
-        monkeypatch.setattr(planning, "PrefillTimes", lambda: PrefillTimes(cost))
+        monkeypatch.setattr(planning, "PrefillTimes", lambda **more: PrefillTimes(cost, **more))
         self.pieces = ()
         monkeypatch.setattr(prefill, "pieces_of_this_pass", lambda: self.pieces)
         self.planner = RankPlanner(num_layers=LAYERS, page_tokens=PAGE, min_pages=1)

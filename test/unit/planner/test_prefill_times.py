@@ -70,6 +70,13 @@ def test_times_when_only_short_forwards_were_seen_then_nothing_is_said_of_much_l
     assert times.expected((8192, 0)) is not None
 
 
+def test_times_when_prompts_are_computed_in_chunks_then_forwards_of_a_whole_chunk_tell_of_the_longest():
+    times = PrefillTimes(chunk_tokens=2048)
+    for _ in range(32):
+        times.observe(forward(2048))
+    assert times.expected((1 << 20, 0)) is not None
+
+
 def test_times_when_the_cost_is_known_beforehand_then_it_holds_for_every_length():
     times = PrefillTimes(COST)
     times.observe(forward(1))

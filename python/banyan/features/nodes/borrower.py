@@ -77,6 +77,16 @@ class _Wanted:
     deadline_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Lent:
+    """A pull that has its remote lease, and waits for a thread."""
+
+    node: int
+    pull: Pull
+    token: bytes
+    deadline_s: float
+
+
 class Borrower:
     """One rank's. ``nodes``: the page servers of its shard."""
 
@@ -110,8 +120,7 @@ class Borrower:
         self._num_given_up = 0
         self._num_losses = [0] * len(self._nodes)
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._lent: deque[tuple[float, Pull]] = deque()
-        """Pulls that have their remote lease, and until when they wait for a thread."""
+        self._lent: deque[_Lent] = deque()
         self._executors = [ThreadPoolExecutor(MAX_PULLS, thread_name_prefix="banyan-pull") for _ in nodes]
         self._has_ended = False
         self.num_lost = 0
@@ -220,14 +229,24 @@ class Borrower:
 
     def _run(self) -> None:
         while not self._has_ended:
-            for heard in self._connections.wait(TICK_MS):
-                self._take(heard)
+            self._hear()
             self._obey()
             self._answers.extend(self._asking.expire())
             self._give_up_remote_prefetches()
             self._give_up_waiting()
             self._probe()
         self._end()
+
+    def _hear(self) -> None:
+        """All that has come, before anything is taken to be late: this thread may have stood still."""
+        wait_ms = TICK_MS
+        for _ in range(MAX_QUESTIONS):
+            messages = self._connections.wait(wait_ms)
+            for message in messages:
+                self._take(message)
+            if not messages:
+                return
+            wait_ms = 0
 
     def _obey(self) -> None:
         while True:
@@ -258,10 +277,12 @@ class Borrower:
             executor.shutdown()
         self._connections.hang_up()
 
-    def _let_go(self, pull: Pull) -> None:
-        """It ends without a byte."""
-        if self._begins(pull):
+    def _let_go(self, pull: Pull) -> bool:
+        """It ends without a byte, unless it has begun; whether it does."""
+        is_let_go = self._begins(pull)
+        if is_let_go:
             pull.feed.end()
+        return is_let_go
 
     def _begins(self, pull: Pull) -> bool:
         """It waits no more; whether it did."""
@@ -320,8 +341,11 @@ class Borrower:
 
     def _give_up_waiting(self) -> None:
         now_s = self._clock()
-        while self._lent and self._lent[0][0] <= now_s:
-            self._let_go(self._lent.popleft()[1])
+        while self._lent and self._lent[0].deadline_s <= now_s:
+            lent = self._lent.popleft()
+            if self._let_go(lent.pull):
+                # Others could have it meanwhile: its turn may come in half a minute.
+                self._connections.send(lent.node, Return(lent.token))
         for number in [number for number, wanted in self._wanted.items() if wanted.deadline_s <= now_s]:
             self._asking.silent(self._wanted[number].node)
             self._refused(number)
@@ -358,7 +382,7 @@ class Borrower:
         since = self._num_given_up, self._num_losses[node]
         carrying = self._executors[node].submit(self._carry, node, pull, remote_lease, host, since)
         noticed(carrying, name="banyan-pull", feature="a pull from another node")
-        self._lent.append((self._clock() + TURN_S, pull))
+        self._lent.append(_Lent(node, pull, remote_lease.token, self._clock() + TURN_S))
 
     def _is_wanted_of(self, node: int, number: int) -> bool:
         wanted = self._wanted.get(number)

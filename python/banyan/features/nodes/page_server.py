@@ -19,8 +19,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from queue import SimpleQueue
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
@@ -47,7 +46,7 @@ from banyan.features.nodes.wire import (
     read_by_page_server,
     unpack_keys,
 )
-from banyan.telemetry import noticed, start_thread
+from banyan.telemetry import start_thread
 from banyan.transport.sealed.secret import Keys
 from banyan.transport.sealed.strangers import HANDSHAKE_FAILURES, HANDSHAKE_MS, Known, Strangers
 
@@ -92,9 +91,8 @@ class PageServer:
         self._clock = clock
         self._allowance = Allowance(per_s=MESSAGES_PER_S, burst=MESSAGES_PER_S, clock=clock)
         self._has_ended = False
-        self._num_borrowing = 0
+        self._borrows: SimpleQueue[tuple[bytes, Borrow] | None] = SimpleQueue()
         self._lent: deque[tuple[bytes, ToBorrower]] = deque()
-        self._borrowing = ThreadPoolExecutor(NUM_SUMMING, thread_name_prefix="banyan-lend-sums")
         self._context = zmq.Context()
         self._source = TcpSource(
             Address(address.host, address.port + 1),
@@ -112,6 +110,10 @@ class PageServer:
             self._context.destroy(linger=0)
             raise OSError(error.errno, f"{address}: {error}") from error
         self._thread = start_thread(self._run, name="banyan-page-server", feature=LENDING, ended=self._off)
+        self._summing = [
+            start_thread(self._sum, name="banyan-lend-sums", feature=LENDING, ended=self._off)
+            for _ in range(NUM_SUMMING)
+        ]
 
     def _listen(self, keys: Keys) -> None:
         self._gate = ThreadAuthenticator(self._context)
@@ -166,7 +168,10 @@ class PageServer:
         self.withdraw()
         self._has_ended = True
         self._thread.join()
-        self._borrowing.shutdown()
+        for _ in self._summing:
+            self._borrows.put(None)
+        for thread in self._summing:
+            thread.join()
         self._source.close()
         self._remote_prefetches = None
         os.close(self._wake)
@@ -181,8 +186,27 @@ class PageServer:
             _end(self._gate)
             self._context.destroy(linger=0)
 
+    def _sum(self) -> None:
+        """Make remote leases. A thread of its own."""
+        while (borrow := self._borrows.get()) is not None:
+            self._lend(*borrow)
+
+    def _lend(self, sender: bytes, message: Borrow) -> None:
+        remote_prefetches = self._remote_prefetches
+        brought = None
+        if remote_prefetches is not None:
+            brought = remote_prefetches.take_brought(sender, unpack_keys(message.keys[:KEY_BYTES])[0])
+        try:
+            num_reserved = 0 if brought is None else brought.num_pages
+            answer = self.lending.borrow(message, port=self._source.port, num_reserved=num_reserved)
+        finally:
+            if brought is not None and remote_prefetches is not None:
+                remote_prefetches.borrowed(brought)
+        self._lent.append((sender, answer))
+        os.eventfd_write(self._wake, 1)
+
     def _off(self) -> None:
-        """The thread has ended by a fault: nothing is lent, and nobody waits for a remote prefetch."""
+        """A thread has ended by a fault: nothing is lent, and nobody waits for a remote prefetch."""
         if self._remote_prefetches is not None:
             self._remote_prefetches.end()
         self.lending.withdraw()
@@ -202,7 +226,6 @@ class PageServer:
             if self._socket in ready:
                 self._answer(self._socket.recv_multipart())
             while self._lent:
-                self._num_borrowing -= 1
                 self._send(*self._lent.popleft())
             if self._remote_prefetches is not None:
                 for sender, said in self._remote_prefetches.to_say():
@@ -240,25 +263,11 @@ class PageServer:
         return self.lending.answer(message, port=self._source.port)
 
     def _begin_to_lend(self, sender: bytes, message: Borrow) -> ToBorrower | None:
-        if self._num_borrowing >= MOST_BORROWING:
+        if self._borrows.qsize() >= MOST_BORROWING:
+            self.lending.num_refused += 1
             return Refused(message.number, "too much is being lent")
-        self._num_borrowing += 1
-        lending = self._borrowing.submit(self._lend, sender, message)
-        noticed(lending, name="banyan-lend-sums", feature=LENDING)
+        self._borrows.put((sender, message))
         return None
-
-    def _lend(self, sender: bytes, message: Borrow) -> None:
-        """A thread of its own."""
-        lend = partial(self.lending.borrow, message, port=self._source.port)
-        remote_prefetches = self._remote_prefetches
-        if remote_prefetches is None:
-            answer = lend()
-        else:
-            first_key = unpack_keys(message.keys[:KEY_BYTES])[0]
-            answer = lend(num_reserved=remote_prefetches.num_brought(sender, first_key))
-            remote_prefetches.borrowed(sender, first_key)
-        self._lent.append((sender, answer))
-        os.eventfd_write(self._wake, 1)
 
     def _take(self, sender: bytes, wanted: Read) -> ToBorrower:
         """Take a remote prefetch; what to say to it now."""

@@ -42,7 +42,7 @@ class RemotePrefetch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Brought:
+class Brought:
     """The first ``num_pages`` of a remote prefetch are there to be borrowed."""
 
     remote_prefetch: RemotePrefetch
@@ -63,7 +63,7 @@ class RemotePrefetches:
         self._begun: set[RemotePrefetch] = set()
         self._said_s: dict[RemotePrefetch, float] = {}
         self._over: list[tuple[RemotePrefetch, int]] = []
-        self._brought: dict[tuple[bytes, str], _Brought] = {}
+        self._brought: dict[tuple[bytes, str], Brought] = {}
         self._let_go: list[RemotePrefetch] = []
 
     @property
@@ -71,8 +71,7 @@ class RemotePrefetches:
         """Of one remote prefetch."""
         return self._remote_leases.max_pages
 
-    # ---- the page server's thread
-    # -------------------------------------------------------------------------------------
+    # ---- the page server's threads ----------------------------------------------------------------------------
 
     def ask(self, remote_prefetch: RemotePrefetch) -> bool:
         """Take it in, unless it is too large or too many are here."""
@@ -101,15 +100,17 @@ class RemotePrefetches:
                 self._remote_leases.unreserve(self._end_keeping(place))
         return said
 
-    def num_brought(self, sender: bytes, first_key: str) -> int:
-        """How many pages from that one on were brought for ``sender`` and have their room until it borrows them."""
-        brought = self._brought.get((sender, first_key))
-        return 0 if brought is None else brought.num_pages
-
-    def borrowed(self, sender: bytes, first_key: str) -> None:
-        """It has borrowed them, or could not."""
+    def take_brought(self, sender: bytes, first_key: str) -> Brought | None:
+        """What was brought for ``sender`` from that page on, which it borrows now: it keeps its room until ``borrowed``,
+        however long that takes."""
         with self._lock:
-            self._remote_leases.unreserve(self._end_keeping((sender, first_key)))
+            return self._brought.pop((sender, first_key), None)
+
+    def borrowed(self, brought: Brought) -> None:
+        """It has been borrowed, or could not."""
+        with self._lock:
+            self._let_go.append(brought.remote_prefetch)
+            self._remote_leases.unreserve(brought.num_pages)
 
     # ---- the rank's thread -------------------------------------------------------------------------------------
 
@@ -149,7 +150,7 @@ class RemotePrefetches:
         if num_pages:
             place = (remote_prefetch.sender, remote_prefetch.keys[0])
             num_free += self._end_keeping(place)
-            self._brought[place] = _Brought(remote_prefetch, num_pages, self._clock() + BORROW_S)
+            self._brought[place] = Brought(remote_prefetch, num_pages, self._clock() + BORROW_S)
         self._remote_leases.unreserve(num_free)
 
     def _end_keeping(self, place: tuple[bytes, str]) -> int:

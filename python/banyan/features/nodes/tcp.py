@@ -114,8 +114,8 @@ def mark(connection: socket.socket, dscp: int | None) -> None:
     # The field's lower two bits are for congestion marks.
     if connection.family == socket.AF_INET6:
         connection.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, dscp << 2)
-    else:
-        connection.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, dscp << 2)
+    # On a socket of IPv6, too: what it says to addresses of IPv4 are packets of IPv4.
+    connection.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, dscp << 2)
 
 
 def wait_in_kernel(connection: socket.socket) -> None:

@@ -195,9 +195,10 @@ def keep(folder: Path, part: int, *, num_parts: int, num_bytes: int, block: Bloc
         return arena
     except OSError as error:
         logger.warning("banyan: the host arena that the last server left is given up: %s", error)
-    del arena, memory  # Before as much is taken anew.
+    # Under their lock, which goes with the memory: another server may be waiting for it.
     frames_path.unlink()
     index_file_path.unlink()
+    del arena, memory  # Before as much is taken anew.
     return keep(folder, part, num_parts=num_parts, num_bytes=num_bytes, block=block, namespace=namespace)
 
 

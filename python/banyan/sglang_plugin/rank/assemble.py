@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import logging
 import secrets
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
+
+from sglang.srt.runtime_context import get_schedule
 
 from banyan import faults
 from banyan.cache import PrefixCache
@@ -115,6 +118,7 @@ def _make_planner(setup: RankSetup, kinds: Kinds, pools: RankPools) -> RankPlann
         min_pages=-(-setup.config.min_fetch_tokens // setup.page_tokens),
         num_in_step=kinds.full.member_slots.layout.attn_dp,
         fixed_tokens=kinds.fixed_tokens,
+        chunk_tokens=max(get_schedule().chunked_prefill_size or 0, 0) or sys.maxsize,
     )
     faults.hush(planner, "became", "refused", "started", "moved", "forward_begins", "forward_ended", "forward_took")
     faults.hush(planner, "was_read", "step_begins")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,14 +27,22 @@ class RankPlanner:
     """Implements ``banyan.ports.FetchPlanner``: the cache tells it what becomes of fetches. Scheduler thread only."""
 
     def __init__(
-        self, *, num_layers: int, page_tokens: int, min_pages: int, num_in_step: int = 1, fixed_tokens: float = 0.0
+        self,
+        *,
+        num_layers: int,
+        page_tokens: int,
+        min_pages: int,
+        num_in_step: int = 1,
+        fixed_tokens: float = 0.0,
+        chunk_tokens: int = sys.maxsize,
     ) -> None:
-        """``fixed_tokens``: what a fetch moves besides its pages, in tokens of their size: a state."""
+        """``fixed_tokens``: what a fetch moves besides its pages, in tokens of their size: a state. ``chunk_tokens``: no
+        forward computes more of a prompt."""
         config = runtime.config()
         self._num_layers = num_layers
         self._page_tokens = page_tokens
         self._default_action = Action.MOVE if config is not None and config.plan == "move" else None
-        self._times = PrefillTimes()
+        self._times = PrefillTimes(chunk_tokens=chunk_tokens)
         self._rates = MoveRates()
         self._planner = Planner(
             times=self._times,

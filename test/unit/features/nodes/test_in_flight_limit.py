@@ -90,6 +90,7 @@ def test_parts_when_a_connection_leaves_then_the_others_have_its_part(connect):
 
 
 def test_part_when_the_kernel_gives_less_then_it_is_said_once_and_what_to_raise(connect, caplog):
+    module._say_cut.cache_clear()
     with open("/proc/sys/net/core/wmem_max") as file:
         most_bytes = 8 * int(file.read())
     for _ in range(2):

@@ -82,6 +82,9 @@ def test_connection_when_its_path_goes_mute_then_it_is_made_anew(monkeypatch):
     made = NodeConnections([path.address], KEYS, connected=connected.append)
     try:
         until(lambda: made.wait(10) or connected)
+        until_s = time.monotonic() + 1
+        until(lambda: made.wait(10) or time.monotonic() > until_s)
+        assert connected == [0], "one that is idle is kept"
         path.is_mute = True
         until(lambda: made.wait(10) or len(connected) == 2)
         assert path.num_came == 2

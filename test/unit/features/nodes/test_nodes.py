@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import socket
@@ -23,6 +22,7 @@ from banyan.arena.page_source import Wanted
 from banyan.core import Address, Run, SourceKind
 from banyan.features.nodes import borrower, page_server
 from banyan.features.nodes.exported_arena import LeasedFrames
+from banyan.features.nodes.node_connections import NodeMessage
 from banyan.features.nodes.page_server import PageServer
 from banyan.features.nodes.pull import NodeFound
 from banyan.features.nodes.tcp import TcpCarrier
@@ -157,6 +157,7 @@ def test_checksums_when_they_take_long_then_others_are_answered_and_a_withdrawal
     one.keep([1, 2, 3], LENT)
     connect(one, two)
     monkeypatch.setattr(LeasedFrames, "sums", slow)
+    monkeypatch.setattr(borrower, "PATIENCE_S", 10)
     found = NodeFound(str(one.page_server.address), 0, keys(1, 2))
     read = two.borrower.read(found, 2, two.memory, array("q", [0, two.block.frame_bytes]))
     until(lambda: one.page_server.lending._num_borrowing == 1)
@@ -170,6 +171,20 @@ def test_checksums_when_they_take_long_then_others_are_answered_and_a_withdrawal
     assert one.frame_table.num_quarantined == 0
     until(lambda: read.has_ended)
     one.page_server.lending.lend(one.exported())
+
+
+def test_lending_when_a_thread_that_sums_ends_by_a_fault_then_nothing_is_lent_any_more(nodes, monkeypatch) -> None:
+    def fails(leased_frames, namespace, keys):
+        raise RuntimeError("a fault of the checksums")
+
+    one, two = nodes
+    one.keep([1, 2, 3], LENT)
+    connect(one, two)
+    monkeypatch.setattr(LeasedFrames, "sums", fails)
+    found = NodeFound(str(one.page_server.address), 0, keys(1, 2))
+    read = two.borrower.read(found, 2, two.memory, array("q", [0, two.block.frame_bytes]))
+    until(lambda: read.has_ended and not one.page_server.lending.lends(NAMESPACE))
+    assert one.page_server.lending.remote_leases.has_room(100)
 
 
 def test_node_when_it_has_a_name_then_bytes_come_from_where_the_answer_came_from(nodes, monkeypatch) -> None:
@@ -190,16 +205,19 @@ def _no_name(host: str) -> str:
     return host
 
 
-def test_message_when_it_is_larger_than_any_question_then_its_connection_ends_and_is_made_again(nodes) -> None:
+def test_message_when_it_is_larger_than_any_question_then_its_connection_ends_and_is_made_again(
+    nodes, monkeypatch
+) -> None:
     one, two = nodes
     one.keep([1], LENT[:1])
     connect(one, two)
+    connected = []
+    monkeypatch.setattr(two.borrower._connections, "_connected", connected.append)
     two.borrower._tell(lambda: two.borrower._connections._sockets[0].send(bytes(1 << 20)))
-    for number in itertools.count():
-        two.remote.ask(Wanted(f"r{number}", keys(1), 0, whole))
-        two.wait_answered(f"r{number}")
-        if two.counters.question_hits:
-            break
+    until(lambda: connected)
+    two.remote.ask(Wanted("r", keys(1), 0, whole))
+    two.wait_answered("r")
+    assert one.page_server.num_foreign == 0 and two.counters.question_hits == 1
 
 
 def test_page_server_when_it_withdraws_then_frames_are_free_and_nothing_is_found(nodes) -> None:
@@ -330,8 +348,8 @@ def test_borrower_when_its_thread_ends_by_a_fault_then_its_reads_end_and_nobody_
     connect(one, two)
     borrower = two.borrower
     found = NodeFound(str(one.page_server.address), 0, keys(1, 2))
-    monkeypatch.setattr(borrower._connections, "wait", lambda timeout_ms: [(0, b"")])
-    monkeypatch.setattr(borrower, "_take", lambda node, payload: 1 // 0)
+    monkeypatch.setattr(borrower._connections, "wait", lambda timeout_ms: [NodeMessage(0, b"", "there")])
+    monkeypatch.setattr(borrower, "_take", lambda message: 1 // 0)
     number = borrower.ask(keys(1, 2, 3))
     reads = [borrower.read(found, 2, two.memory, array("q", [0, two.block.frame_bytes]))]
     borrower._thread.join(5)
@@ -339,7 +357,7 @@ def test_borrower_when_its_thread_ends_by_a_fault_then_its_reads_end_and_nobody_
     until(lambda: all(read.has_ended for read in reads))
     assert borrower.num_listening == 0 and borrower.ask(keys(1)) is None
     assert number is None or borrower.answers() == [(number, None)]
-    assert "banyan-borrow" in caplog.text
+    assert "banyan-borrow" in caplog.text and "ZeroDivisionError" in caplog.text
     for _ in range(3):
         borrower._tell(lambda: None)
     assert borrower._commands.qsize() <= 3
@@ -412,9 +430,13 @@ def test_flush_when_pulls_stand_still_then_nobody_waits_for_them_and_no_frame_is
     assert two.borrower.num_listening == 1 and two.borrower.num_lost == 0, "the node is not to blame"
 
 
-def test_pull_when_others_of_its_node_are_slow_then_it_waits_no_longer_than_a_forward_may(short_turn, standing) -> None:
+def test_pull_when_others_of_its_node_are_slow_then_it_waits_no_longer_than_a_forward_may(
+    nodes, short_turn, standing
+) -> None:
+    one, _ = nodes
     two, carrier = standing
     until(lambda: two.poll() or two.residency.num_filling == 2)
+    until(lambda: one.page_server.lending.remote_leases.num_remote_leases == 2)
     carrier.is_lost.set()
     until(lambda: two.poll() or two.residency.num_filling == 0)
     assert carrier.num_pulls == 2

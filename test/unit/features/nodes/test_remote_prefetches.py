@@ -236,12 +236,15 @@ def test_remote_prefetches_when_there_is_no_room_for_all_then_the_others_wait_in
     assert line.remote_prefetches.take() == [first], "nobody overtakes, also who would fit"
     line.remote_prefetches.over(first, 3)
     assert line.answers() == {1: 3} and line.remote_prefetches.take() == []
-    lease = FakeLease(line.remote_prefetches.num_brought(b"p", keys(1)[0]))
-    assert lease.num_pages == 3 and line.remote_prefetches.num_brought(b"other", keys(1)[0]) == 0
+    assert line.remote_prefetches.take_brought(b"other", keys(1)[0]) is None
+    brought = line.remote_prefetches.take_brought(b"p", keys(1)[0])
+    lease = FakeLease(brought.num_pages)
+    line.now_s += 10 * BORROW_S
+    assert lease.num_pages == 3 and line.answers() == {} and not line.remote_leases.has_room(3)
     remote_lease = line.remote_leases.lend(lease, None)
     assert line.remote_prefetches.let_go() == []
-    line.remote_prefetches.borrowed(b"p", keys(1)[0])
-    assert line.remote_prefetches.take() == [] and line.remote_prefetches.num_brought(b"p", keys(1)[0]) == 0
+    line.remote_prefetches.borrowed(brought)
+    assert line.remote_prefetches.take() == [] and line.remote_prefetches.take_brought(b"p", keys(1)[0]) is None
     assert line.remote_prefetches.let_go() == [first]
     line.remote_leases.give_back(remote_lease.token)
     assert line.remote_prefetches.take() == [second, third]
@@ -257,7 +260,7 @@ def test_remote_prefetch_when_it_brings_a_part_or_nobody_borrows_it_then_its_roo
     line.remote_prefetches.over(second, 0)
     line.now_s = BORROW_S
     assert line.answers() == {1: 2, 2: 0} and line.remote_leases.has_room(5)
-    line.remote_prefetches.borrowed(b"p", keys(1)[0])
+    assert line.remote_prefetches.take_brought(b"p", keys(1)[0]) is None
     assert line.remote_leases.has_room(5) and not line.remote_leases.has_room(6)
 
 
