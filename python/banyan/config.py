@@ -80,6 +80,11 @@ def told_share_of(value: float) -> str | None:
     return None if 0 <= value <= MOST_TOLD_SHARE else f"a share from 0 to {MOST_TOLD_SHARE:g}"
 
 
+def _or_off(word: str) -> str:
+    """YAML takes ``off`` for false."""
+    return "off" if word.lower() == "false" else word
+
+
 def tenant_share_of(value: float) -> str | None:
     """A check: what is wrong with a share of a tier that one tenant's pages may fill while others want room."""
     return None if 0 < value < 1 else "a share above 0 and below 1"
@@ -110,6 +115,7 @@ class Config:
         """peer: ranks fetch pages from each other. index: ranks tell the dispatcher what they hold, but fetch nothing.
         off: ranks share nothing; Banyan's other features stay on.""",
         choices=SHARE_CHOICES,
+        parse=_or_off,
     )
     min_fetch_tokens: int = knob(
         DEFAULT_PAGE_TOKENS,
@@ -467,8 +473,17 @@ def take_flags(args: argparse.Namespace, *, default_policy: str = DEFAULT_POLICY
     return Config(**{**chosen, **taken})
 
 
+def flags_given(args: argparse.Namespace) -> list[str]:
+    """Those of Banyan's flags, but ``--enable-banyan``, that somebody has given."""
+    return knobs.given(vars(args), Config)
+
+
 def flags_in_environment() -> list[str] | None:
-    """Banyan's flags for programs that build SGLang's arguments themselves, as the words of a command line; or None."""
+    """Banyan's flags for programs that build SGLang's arguments themselves, as the words of a command line; or None.
+
+    Raises:
+        ValueError: where a quotation does not end.
+    """
     text = os.environ.get(FLAGS_VARIABLE)
     return None if text is None else shlex.split(text)
 

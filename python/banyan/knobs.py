@@ -92,16 +92,26 @@ def add_to(parser: argparse._ActionsContainer, settings: type) -> None:
         if one.switches_to is not None:
             parser.add_argument(one.flag, action="store_true", help=text)
             continue
-        more: dict[str, Any] = {}
+        more: dict[str, Any] = {"type": one.parse}
         if one.choices:
             more["choices"] = one.choices
         else:
-            more |= {"metavar": one.metavar, "type": one.parse}
+            more["metavar"] = one.metavar
         if one.const is not None:
             more |= {"nargs": "?", "const": one.const}
         named = "" if one.is_open else f" Default: {shown(default, one)}."
         # No default here: what the user has not given is missing, and the class may choose it.
         parser.add_argument(one.flag, help=text + named, default=argparse.SUPPRESS, **more)
+
+
+def given(values: Mapping[str, Any], settings: type) -> list[str]:
+    """The flags of which argparse has found something."""
+    found = []
+    for _, _, one in knobs_of(settings):
+        word = one.flag.lstrip("-").replace("-", "_")
+        if one.flag and word in values and (one.switches_to is None or values[word]):
+            found.append(one.flag)
+    return found
 
 
 def take_from(values: Mapping[str, Any], settings: type) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def test_refusals_when_two_flags_bring_other_weights_then_each_is_said_with_its_
 def test_refusals_when_the_pool_is_sized_after_capture_then_only_cuda_minds():
     assert refusals(ServerFacts(sizes_pool_after_capture=True)) == []
     (line,) = refusals(ServerFacts(device="cuda", sizes_pool_after_capture=True, has_arena=True))
-    assert "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING" in line and "unset it" in line
+    assert "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING" in line and "set it to 0" in line
 
 
 def test_refusals_when_each_process_has_a_part_of_an_arena_then_it_takes_two_places():

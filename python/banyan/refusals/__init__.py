@@ -6,7 +6,7 @@ The plugin fills ``ServerFacts`` from SGLang's resolved arguments; ``banyan doct
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from banyan.refusals.speculation import DraftFacts, draft_refusals
 MAX_SLOTS = 64
 """One pin bit for each reader of a node in a 64-bit word."""
 
-HAND_OVERS = ("nixl", "mooncake")
+HAND_OVERS = ("nixl", "mooncake", "mooncake_tcp")
 """Engines of pairs, in SGLang's words for ``--disaggregation-transfer-backend``."""
 
 NOT_OF_FILES = ("dummy", "remote", "remote_instance", "rdma", "private", "npcache", "presharded", "expert_pack")
@@ -116,7 +116,7 @@ _RULES: tuple[Rule[ServerFacts], ...] = (
         lambda f: f.device == "cuda" and f.sizes_pool_after_capture,
         lambda f: (
             "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING: the pool grows after Banyan has told the other ranks where it lies: "
-            "unset it"
+            "set it to 0; SGLang sets it for some models where it is unset"
         ),
     ),
     Rule(
@@ -353,3 +353,16 @@ def arena_room_refusal(*, flag: str, free_bytes: int) -> str:
 def environment_refusal(variable: str) -> str:
     """The line for flags in the environment that turn nothing on."""
     return f"{variable} does not say --enable-banyan: say so, or unset it"
+
+
+def not_enabled_refusal(given: Sequence[str]) -> str:
+    """The line for flags of Banyan's on a command line that does not turn it on."""
+    return f"{', '.join(given)}: has no effect without --enable-banyan: pass that as well, or drop it"
+
+
+def late_refusal(variable: str) -> str:
+    """The line for arguments that SGLang had resolved before it loaded its plugins."""
+    return (
+        f"{variable}: this program had SGLang's arguments resolved before plugins were loaded: call "
+        "sglang.srt.plugins.load_plugins() before it builds them, or unset it"
+    )

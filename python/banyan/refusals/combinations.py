@@ -9,13 +9,24 @@ if TYPE_CHECKING:
     from banyan.config import Config
 
 
+def idle_flags(asked: Config) -> list[str]:
+    """Those that were given and do nothing: ranks that share nothing keep and lend nothing."""
+    given = {
+        "--banyan-store": asked.store,
+        "--banyan-keep-host-arena": asked.keep_host_arena,
+        "--banyan-listen": asked.listen,
+        "--banyan-peers": asked.peers,
+    }
+    return [] if asked.shares else [flag for flag, value in given.items() if value]
+
+
 def combination_refusal(asked: Config) -> str | None:
     """The line for the first contradiction; None where there is none."""
     if asked.keep_host_arena and not asked.host_gb:
         return "--banyan-keep-host-arena: what is kept is found again by its size: set --banyan-host-gb to one as well"
-    if asked.store and not asked.has_arena:
+    if asked.store and asked.shares and not asked.has_arena:
         return "--banyan-store: pages come and go by way of the host arena: set --banyan-host-gb as well"
-    if asked.deals_with_nodes and not asked.has_arena:
+    if asked.deals_with_nodes and asked.shares and not asked.has_arena:
         return (
             "--banyan-listen, --banyan-peers: pages come and go by way of the host arena: use --banyan-share peer, or "
             "set --banyan-host-gb as well"

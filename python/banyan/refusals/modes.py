@@ -32,6 +32,7 @@ class ModeFacts:
     enable_deterministic_inference: bool = False
     attention_backend: str | None = None
     enable_page_major_kv_layout: bool = False
+    kv_canary: str = "none"
 
     @property
     def is_context_parallel(self) -> bool:
@@ -103,6 +104,13 @@ _RULES: tuple[Rule[ModeFacts], ...] = (
         lambda f: f.enable_page_major_kv_layout,
         lambda f: (
             "--enable-page-major-kv-layout: Banyan lays the pool out layer by layer and would pass over that flag: "
+            f"{OFF}"
+        ),
+    ),
+    Rule(
+        lambda f: f.kv_canary != "none",
+        lambda f: (
+            f"--kv-canary {f.kv_canary}: SGLang knows no canaries for Banyan's pools, and a fetched page brings none: "
             f"{OFF}"
         ),
     ),

@@ -94,6 +94,14 @@ def weights_refusal(error: object) -> str:
     )
 
 
+def fault_refusal(error: Exception) -> str:
+    """The line for flags at which Banyan itself has failed."""
+    return (
+        f"these flags cannot be taken ({type(error).__name__}: {error}): start without --enable-banyan, and please "
+        "report this"
+    )
+
+
 def undecided_refusal(error: Exception) -> str:
     """The line for arguments, or a model, of which it cannot be told whether they can be shared."""
     return (

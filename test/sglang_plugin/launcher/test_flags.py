@@ -83,6 +83,7 @@ REFUSED = {
     ),
     "--enable-page-major-kv-layout": (["--enable-page-major-kv-layout"], "--banyan-share off"),
     "--banyan-min-fetch-tokens": (["--banyan-min-fetch-tokens", "0"], "at least 1"),
+    "--kv-canary": (["--kv-canary", "log"], "--banyan-share off"),
 }
 
 
@@ -101,6 +102,54 @@ def test_start_when_sglang_is_another_release_then_refused(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         prepare_server_args([*BASE, "--enable-banyan"])
     assert "sglang 0.5.24 is installed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "flags"),
+    [
+        (["--banyan-tenant-secret-file", "s"], "--banyan-tenant-secret-file"),
+        (["--banyan-host-gb", "2", "--banyan-no-prefix-hints"], "--banyan-no-prefix-hints, --banyan-host-gb"),
+    ],
+)
+def test_start_when_banyans_flags_are_given_without_turning_it_on_then_refused(given, flags, capsys):
+    with pytest.raises(SystemExit):
+        prepare_server_args([*BASE, *given])
+    assert f"banyan: refused: {flags}: has no effect without --enable-banyan" in capsys.readouterr().err
+
+
+def test_start_when_flags_only_contradict_each_other_once_the_arena_is_gone_then_one_line(tmp_path, capsys):
+    secret = tmp_path / "secret"
+    secret.touch(mode=0o600)
+    secret.write_text("0" * 64)
+    asked = [
+        "--dp",
+        "40",
+        "--enable-banyan",
+        "--banyan-tenant-secret-file",
+        str(secret),
+        "--banyan-tenant-share",
+        "0.2",
+    ]
+    with pytest.raises(SystemExit):
+        prepare_server_args([*BASE[:-2], *asked])
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("banyan: refused:")]
+    assert "--banyan-tenant-share" in line
+
+
+def test_start_when_banyan_itself_fails_then_no_other_server_is_started_in_its_place(monkeypatch, capsys):
+    monkeypatch.setattr(flags.last_words, "listen", Mock(side_effect=OSError("no descriptor left")))
+    with pytest.raises(SystemExit):
+        prepare_server_args([*BASE, "--enable-banyan"])
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("banyan: refused:")]
+    assert "no descriptor left" in line and "without --enable-banyan" in line
+
+
+def test_start_when_ranks_share_nothing_then_what_is_idle_is_said_once_and_no_arena_is_asked_for(monkeypatch):
+    told = Mock(wraps=flags.logger)
+    monkeypatch.setattr(flags, "logger", told)
+    prepare_server_args([*BASE, "--enable-banyan", "--banyan-share", "off", "--banyan-store", "/nvme0/kv"])
+    (line,) = [call.args for call in told.warning.call_args_list]
+    assert line[1] == "--banyan-store"
 
 
 def test_start_when_banyan_is_not_asked_for_then_the_arguments_are_stock():
@@ -295,6 +344,12 @@ def test_start_when_flags_stand_in_a_file_of_sglangs_then_they_are_taken_and_the
     assert taken["store"] == ("/nvme0/kv", "/nvme1/kv")
 
 
+def test_start_when_a_file_of_sglangs_switches_sharing_off_in_yamls_words_then_it_is_off(tmp_path):
+    file = tmp_path / "server.yaml"
+    file.write_text("model-path: nowhere\ndevice: cpu\nenable-banyan: true\nbanyan-share: off\n")
+    assert runtime.bookkeeping(prepare_server_args(["--config", str(file)]))["config"]["share"] == "off"
+
+
 @pytest.mark.parametrize("line", ["banyan-host-gb: -1", "banyan-hots-gb: 3"])
 def test_start_when_a_file_of_sglangs_holds_a_wrong_flag_then_it_is_refused_by_its_name(tmp_path, capsys, line):
     file = tmp_path / "server.yaml"
@@ -368,10 +423,22 @@ def test_engine_when_the_environment_says_something_impossible_then_one_line_and
     for words, fields, line in (
         ("--enable-banyan", {"pp_size": 2}, "--pp-size 1"),
         ("--banyan-host-gb 2", {}, "does not say --enable-banyan"),
+        ("--enable-banyan --banyan-store '/a", {}, "BANYAN_FLAGS: No closing quotation"),
     ):
         with pytest.raises(SystemExit):
             resolved(monkeypatch, words, **fields)
         assert line in capsys.readouterr().err
+
+
+def test_engine_when_plugins_come_after_its_arguments_were_resolved_then_one_line_says_what_to_call(
+    monkeypatch, capsys
+):
+    args = ServerArgs(model_path="dummy", device="cpu")
+    args.resolve_once()
+    monkeypatch.setenv("BANYAN_FLAGS", "--enable-banyan")
+    with pytest.raises(SystemExit):
+        args.resolve_once()
+    assert "load_plugins()" in capsys.readouterr().err
 
 
 def test_engine_when_the_command_line_has_spoken_then_the_environment_is_not_asked(monkeypatch):

@@ -16,6 +16,7 @@ BAD = {
     "enable_return_indexer_topk": (True, "--enable-return-indexer-topk"),
     "enable_mis": (True, "--enable-mis"),
     "enable_page_major_kv_layout": (True, "--enable-page-major-kv-layout"),
+    "kv_canary": ("raise", "--kv-canary raise"),
 }
 
 

@@ -101,7 +101,7 @@ class RemotePrefetches:
         return said
 
     def take_brought(self, sender: bytes, first_key: str) -> Brought | None:
-        """What was brought for ``sender`` from that page on, which it borrows now: it keeps its room until ``borrowed``,
+        """What was brought for ``sender`` from that page on, which borrows it now: it has its room until ``borrowed``,
         however long that takes."""
         with self._lock:
             return self._brought.pop((sender, first_key), None)

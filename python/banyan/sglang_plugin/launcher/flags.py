@@ -20,13 +20,16 @@ from banyan.refusals import (
     MAX_SLOTS,
     ServerFacts,
     environment_refusal,
+    late_refusal,
+    not_enabled_refusal,
     refusals,
 )
+from banyan.refusals.combinations import idle_flags
 from banyan.refusals.kinds import KindFacts
 from banyan.refusals.models import ModelFacts
 from banyan.refusals.modes import ModeFacts, mode_refusals
 from banyan.refusals.speculation import DraftFacts
-from banyan.refusals.start import store_refusal
+from banyan.refusals.start import fault_refusal, store_refusal
 from banyan.refusals.tenant_server import TenantFacts, file_refusal, misfit_refusal, tenant_refusals
 from banyan.sglang_plugin import last_words, runtime, seams
 from banyan.sglang_plugin.launcher import cpu_engine, tenant_salts
@@ -53,6 +56,9 @@ def after_add_cli_args(result: None, parser: argparse.ArgumentParser) -> None:
 
 def around_from_cli_args(original: Callable[..., Any], cls: type, args: argparse.Namespace) -> Any:
     if not getattr(args, "enable_banyan", False):
+        given = config.flags_given(args)
+        if given:
+            runtime.refuse(not_enabled_refusal(given))
         config.take_flags(args)
         return original(cls, args)
     carried = _turned_on(args, args)
@@ -64,9 +70,17 @@ def around_from_cli_args(original: Callable[..., Any], cls: type, args: argparse
 def take_environment(server_args: Any) -> None:
     """Turn Banyan on for arguments that a program has built (``Engine``), when the environment says so. They are not
     resolved yet. The command line has the last word."""
-    words = config.flags_in_environment()
+    try:
+        words = config.flags_in_environment()
+    except ValueError as error:
+        runtime.refuse(f"{config.FLAGS_VARIABLE}: {error}")
     if words is None or runtime.bookkeeping(server_args) is not None:
         return
+    try:
+        server_args.page_size = server_args.page_size
+    except AttributeError:
+        # SGLang has sealed them.
+        runtime.refuse(late_refusal(config.FLAGS_VARIABLE))
     parser = argparse.ArgumentParser(prog=config.FLAGS_VARIABLE, allow_abbrev=False)
     after_add_cli_args(None, parser)
     asked = parser.parse_args(words)
@@ -87,15 +101,21 @@ def _carry(server_args: Any, carried: dict[str, Any] | None) -> None:
 
 def _turned_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
     """Take Banyan's flags from ``asked`` and set SGLang's in ``args``; what every process is to know, or None where
-    SGLang is not the one that Banyan was written against. Refuses what cannot work."""
+    SGLang is not the one that Banyan was written against. Refuses what cannot work, and what ends in a fault: a server
+    that was to keep tenants apart is not started as another one."""
+    try:
+        return _turn_on(asked, args)
+    except Exception as error:
+        logger.exception("banyan: these flags cannot be taken")
+        runtime.refuse(fault_refusal(error))
+
+
+def _turn_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
     try:
         layout = layout_of(args)
-        wanted = config.take_flags(asked, default_policy=LEVEL_POLICY if layout.steps_together else DEFAULT_POLICY)
+        wanted = _wanted(asked, layout)
     except ValueError as error:
         runtime.refuse(str(error))
-    assert wanted is not None
-    runtime.log_as_asked(wanted, "main")
-    wanted = _with_member_slots(wanted, layout)
     reasons = [*refusals(facts(args, wanted, layout)), *mode_refusals(modes(args))] if wanted.shares else []
     reasons += [
         *_store_refusals(wanted),
@@ -115,6 +135,20 @@ def _turned_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
     carried["off"] = {one.name: one.reasons for one in off}
     carried["needed"] = features.needed(asked_of(args, wanted, layout))
     return carried
+
+
+def _wanted(asked: argparse.Namespace, layout: Layout) -> Config:
+    """
+    Raises:
+        ValueError: naming the flag that is out of range, or those that do not go together.
+    """
+    wanted = config.take_flags(asked, default_policy=LEVEL_POLICY if layout.steps_together else DEFAULT_POLICY)
+    assert wanted is not None
+    runtime.log_as_asked(wanted, "main")
+    idle = idle_flags(wanted)
+    if idle:
+        logger.warning("banyan: --banyan-share off: %s: nothing is kept or lent", ", ".join(idle))
+    return _with_member_slots(wanted, layout)
 
 
 def _without(off: Sequence[features.Off], wanted: Config, asked: Asked) -> Config:

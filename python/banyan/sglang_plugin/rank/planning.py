@@ -36,8 +36,8 @@ class RankPlanner:
         fixed_tokens: float = 0.0,
         chunk_tokens: int = sys.maxsize,
     ) -> None:
-        """``fixed_tokens``: what a fetch moves besides its pages, in tokens of their size: a state. ``chunk_tokens``: no
-        forward computes more of a prompt."""
+        """``fixed_tokens``: what a fetch moves besides its pages, in tokens of their size: a state.
+        ``chunk_tokens``: no forward computes more of a prompt."""
         config = runtime.config()
         self._num_layers = num_layers
         self._page_tokens = page_tokens
