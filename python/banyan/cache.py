@@ -87,9 +87,9 @@ class _Batch:
         return [item.fetch for item in self.queued]
 
 
-def _release(queued: Iterable[_Queued]) -> None:
-    """Give the leases of fetches back, as often as one likes."""
-    for held in (part for item in queued for part in item.held):
+def _release(pages: Iterable[Held]) -> None:
+    """Give their leases back, as often as one likes."""
+    for held in pages:
         if held.lease is not None:
             held.lease.release()
 
@@ -112,8 +112,18 @@ class FailedCopy:
 
 
 def _failed(queued: Iterable[_Queued]) -> Copy:
-    _release(queued)
+    _release(part for item in queued for part in item.held)
     return FailedCopy()
+
+
+def _started(kind: KindPages, pages: Sequence[Held]) -> Copy:
+    """The copy of one kind's pages. Where it cannot be begun, that of another kind goes on, under its own leases."""
+    try:
+        return kind.supply.start_copy(pages)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, SGLang has been promised these pages
+        faults.note("cache.start", error)
+        _release(pages)
+        return FailedCopy()
 
 
 class NobodyElse:
@@ -322,7 +332,7 @@ class PrefixCache(Generic[Request]):
         For whoever waits for peers before he can go on: they may be waiting for this.
         """
         leased = [item for item in self._queued.values() if any(held.lease is not None for held in item.held)]
-        _release(leased)
+        _release(held for item in leased for held in item.held)
         self._is_given_up = self._is_given_up or bool(leased)
         return len(leased)
 
@@ -338,21 +348,14 @@ class PrefixCache(Generic[Request]):
             return NOTHING_QUEUED
         self._counters.fetched_pages += sum(item.held[0].num_leased for item in queued)
         self._num_started += 1
-        copy = _failed(queued) if is_given_up else self._start_copy(queued)
+        copy = _failed(queued) if is_given_up else self._copy_of(queued)
         self._moving[self._num_started] = _Batch(queued, copy)
         return self._num_started
 
-    def _start_copy(self, queued: Sequence[_Queued]) -> Copy:
-        try:
-            return self._copy_of(queued)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, SGLang has been promised these pages
-            faults.note("cache.start", error)
-            return _failed(queued)
-
     def _copy_of(self, queued: Sequence[_Queued]) -> Copy:
-        copy = self._full.supply.start_copy([item.held[0] for item in queued])
+        copy = _started(self._full, [item.held[0] for item in queued])
         for place, kind in enumerate(self._beside, start=1):
-            copy = kind.joined(copy, kind.supply.start_copy([item.held[place] for item in queued]))
+            copy = kind.joined(copy, _started(kind, [item.held[place] for item in queued]))
         return copy
 
     def moving(self, index: int) -> Copy | None:

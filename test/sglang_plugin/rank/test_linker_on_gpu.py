@@ -137,6 +137,16 @@ def test_prefix_when_offloaded_and_loaded_then_equal_and_the_scheduler_only_enqu
     assert torch.equal(rig.page(reader.pool, targets), rig.page(owner.pool, slots))
 
 
+def test_pages_when_a_flush_is_put_off_while_their_numbers_are_on_their_way_then_nobody_finds_them_behind_it(ranks):
+    owner, reader = ranks
+    names, slots = keys(1, 2), owner.pages.alloc(2 * PAGE)
+    assert owner.linker.offload(rig.transfer(names, slots))
+    owner.linker.withdraw()
+    let_the_device_run(ranks)
+    assert owner.linker.num_completed_offloads() == 1 and not owner.linker.pop_completed_offload()
+    assert reader.linker.lookup("r", rig.transfer(names, None)) == []
+
+
 def test_prefix_when_a_draft_lies_on_the_device_too_then_its_rows_come_behind_the_models(monkeypatch):
     sizes = ({"layer_num": 1, "head_num": 1, "head_dim": 4}, {"layer_num": 2, "head_num": 1})
     ranks = owner, reader = make_node(monkeypatch, Config(min_fetch_tokens=PAGE), draft_sizes=sizes)

@@ -51,7 +51,7 @@ class NumbersOnDevice(Quarantine):
         return len(self._quarantine) + (self._lane.num_pages if self._lane is not None else 0)
 
     def _send_freed(self, freed: torch.Tensor) -> None:
-        """These numbers are freed: they are on their way."""
+        """These numbers are freed: they are on their way. Nobody writes to ``freed`` any more."""
         assert self._lane is not None
         if freed.numel():
             self._lane.send(freed, freed, behind=self._freed_events())

@@ -247,6 +247,7 @@ class Rank:
         Raises:
             RuntimeError: when a peer does not stop reading.
         """
+        self._access.give_up_offloads()
         self._quiesce()
         self.kinds.withdraw()
 

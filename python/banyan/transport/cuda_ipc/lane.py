@@ -62,12 +62,12 @@ class Lane:
         each group, behind what ``waits`` waits for.
 
         Raises:
-            DriverError: when a call is refused. The chain is broken off.
+            DriverError: when a call is refused. Whatever is raised, the chain is broken off.
         """
         under_way = self._under_way[-1]
         try:
             self._enqueue(under_way, parts, behind, waits)
-        except DriverError:
+        except BaseException:
             under_way.chain.break_off(self._last_event())
             raise
 

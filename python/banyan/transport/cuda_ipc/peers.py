@@ -33,7 +33,7 @@ from banyan.transport.cuda_ipc.copies import (
     LayerGroups,
     PageKernel,
 )
-from banyan.transport.cuda_ipc.driver import CudaDriver, DriverError
+from banyan.transport.cuda_ipc.driver import CudaDriver
 from banyan.transport.cuda_ipc.gpu_io import ArenaReads, FollowedReads
 from banyan.transport.cuda_ipc.lane import Lane
 from banyan.transport.cuda_ipc.leases import CudaLease, LeaseWord
@@ -234,10 +234,10 @@ class CudaPeers:
     def _try_enqueue(self, batch: _Batch) -> None:
         try:
             self._enqueue(batch)
-        except DriverError as error:
+        except BaseException as error:
             batch.copy.fail()
             self._is_broken = True
-            logger.error("banyan: sharing is off from here on, a copy could not be enqueued: %s", error)
+            logger.error("banyan: sharing is off from here on, a copy could not be enqueued", exc_info=error)
 
     def _enqueue(self, batch: _Batch) -> None:
         ready = self._order.ready_events()

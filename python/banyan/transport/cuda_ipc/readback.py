@@ -59,7 +59,7 @@ class ReadbackLane(Generic[Tag]):
         return [sent.tag for sent in self._sent if sent.is_wanted]
 
     def send(self, tag: Tag, frames: DeviceFrames, *, behind: Sequence[int]) -> None:
-        """Send numbers once the events ``behind`` are done. The lane keeps ``frames`` alive.
+        """Send numbers once the events ``behind`` are done. The lane keeps ``frames`` alive, and nobody writes to it.
 
         Raises:
             DriverError: when the driver refuses; the numbers will not come.

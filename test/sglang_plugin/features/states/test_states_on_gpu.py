@@ -59,6 +59,19 @@ def test_prefix_when_its_end_has_no_state_then_the_longest_that_has_one_is_offer
     assert reader.lookup(keys(1, 2, 3, 4)) == [2]
 
 
+def test_slot_when_sglang_writes_over_the_table_that_named_it_then_it_still_comes_back_itself(ranks):
+    (owner, _), (_, row) = ranks, ranks[0].alloc(1, 2)
+    kept, freed = row.tolist()
+    with owner.on(owner.schedule):
+        # SGLang frees a part of a table's row, and gives the row to the next request.
+        owner.window.free(row[1:])
+        row.fill_(kept)
+    owner.gpu.run()
+    owner.poll()
+    free = owner.window.free_slots.tolist()
+    assert free.count(freed) == 1 and kept not in free
+
+
 def test_state_when_it_is_freed_under_a_reader_then_its_slot_comes_back_after_the_copy(ranks):
     owner, reader = ranks
     names = keys(1, 2)

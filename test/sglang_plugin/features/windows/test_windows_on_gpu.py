@@ -3,6 +3,8 @@
 store, both or neither."""
 
 import time
+from collections import Counter
+from unittest.mock import Mock
 
 import pytest
 from test.sglang_plugin.features.windows.window_gpu import (
@@ -23,6 +25,7 @@ from test.sglang_plugin.rank import test_linker as rig
 from test.sglang_plugin.rank.test_linker_on_gpu import damage
 from test.unit.directory.rig import keys
 
+from banyan import faults
 from banyan.config import Config
 from banyan.sglang_plugin.pools import allocator
 
@@ -115,6 +118,27 @@ def test_window_when_its_pages_are_freed_under_a_reader_then_they_come_back_afte
     while owner.full._num_held + owner.window._num_held and time.monotonic() < deadline_s:
         owner.poll()
     assert len(owner.window.free_pages) == TOKENS // 2 // PAGE and len(owner.full.free_pages) == TOKENS // PAGE
+
+
+def test_batch_when_one_kinds_copy_cannot_be_begun_then_it_fails_and_the_others_keeps_its_leases(ranks, monkeypatch):
+    owner, reader = ranks
+    names = keys(1, 2)
+    full, window = publish(owner, names)
+    reader.lookup(names)
+    targets = reader.load(names)
+    (windows,) = reader.linker.cache._beside
+    monkeypatch.setattr(windows.supply, "start_copy", Mock(side_effect=RuntimeError("a fault")))
+    monkeypatch.setattr(faults, "_counts", Counter())
+    index = reader.start()
+    owner.free(full, window)
+    assert not reader.finish(index) and faults.counts() == {"cache.start": 1}
+    owner.poll()
+    assert len(owner.full.free_pages) == TOKENS // PAGE - 2, "the copy has not run"
+    owner.gpu.run()
+    deadline_s = time.monotonic() + 5
+    while owner.full._num_held and time.monotonic() < deadline_s:
+        owner.poll()
+    assert len(owner.full.free_pages) == TOKENS // PAGE and targets is not None
 
 
 def test_weights_when_updated_then_what_was_under_way_or_published_is_not_found(ranks):

@@ -101,7 +101,8 @@ class DeviceSlots(NumbersOnDevice, QuarantiningSlots):
         if self._lane is None:
             super().free(free_index)
         else:
-            self._send_freed(free_index.to(torch.int64))
+            # SGLang frees a part of a table by this name, and writes the next request's slots there.
+            self._send_freed(free_index.to(torch.int64, copy=True))
 
     def clear(self) -> None:
         self._forget_lane()
