@@ -32,6 +32,7 @@ def _plugins():
 
 
 PAIRED = ["--disaggregation-transfer-backend", "nixl", "--disaggregation-mode"]
+MOONCAKE = ["--disaggregation-transfer-backend", "mooncake", "--disaggregation-mode"]
 
 REFUSED = {
     "--pp-size": (["--pp-size", "2"], "--pp-size 1"),
@@ -50,6 +51,10 @@ REFUSED = {
     "--disaggregation-transfer-backend": (
         ["--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "mori"],
         "backend nixl",
+    ),
+    "--disaggregation-decode-allocation-policy": (
+        [*MOONCAKE, "decode", "--disaggregation-decode-allocation-policy", "prefill_complete"],
+        "policy early on both servers",
     ),
     "--disaggregation-decode-retraction-backup": (
         [*PAIRED, "decode", "--disaggregation-decode-retraction-backup", "host_pool"],
