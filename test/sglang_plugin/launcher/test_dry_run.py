@@ -39,6 +39,11 @@ def test_dry_run_when_sglang_itself_fails_then_its_words(tmp_path):
     assert said["failed"] and not said["refused"]
 
 
+def test_dry_run_when_sglang_checks_what_it_has_resolved_then_its_words_too(model):
+    said = examine([*BASE, *model, "--served-model-name", "tiny:1"])
+    assert "served_model_name cannot contain a colon" in said["failed"][0] and not said["refused"]
+
+
 @pytest.mark.parametrize("name", ["core", "victims"])
 def test_dry_run_when_the_source_has_changed_then_what_would_be_off(name, model, monkeypatch):
     patch = next(patch for patch in patches.load_queue() if patch.feature == name)

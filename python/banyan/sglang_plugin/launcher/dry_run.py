@@ -46,6 +46,7 @@ def examine(arguments: Sequence[str]) -> dict[str, Any]:
         with contextlib.redirect_stdout(sys.stderr), contextlib.redirect_stderr(printed):
             server_args = prepare_server_args(list(arguments))
             server_args.resolve_once()
+            server_args.check_server_args()
             said |= _settled(server_args)
     except SystemExit:
         lines = printed.getvalue().splitlines()
