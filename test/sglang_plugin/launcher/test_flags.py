@@ -60,6 +60,11 @@ REFUSED = {
         [*PAIRED, "decode", "--disaggregation-decode-retraction-backup", "host_pool"],
         "drop those flags",
     ),
+    "--banyan-store s3": (["--banyan-store", "s3:///x", "--banyan-host-gb", "1"], "use one of 3fs, file"),
+    "--banyan-store mooncake": (
+        ["--banyan-store", "mooncake://127.0.0.1:1", "--banyan-host-gb", "1"],
+        "start one with `mooncake_master",
+    ),
     "--banyan-store-admit": (
         [*PAIRED, "decode", "--banyan-store", "s", "--banyan-host-gb", "1", "--banyan-store-admit", "second"],
         "use first",

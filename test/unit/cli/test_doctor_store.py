@@ -14,6 +14,11 @@ def test_store_when_nobody_answers_then_bad_with_the_command_that_helps():
     assert found.advice.startswith("start one with `mooncake_master") and found.what.endswith(str(port))
 
 
+def test_store_when_nobody_has_its_scheme_then_bad_with_the_schemes_that_there_are():
+    (found,) = examine_store(StoreLocation.parse(("s3:///x",)))
+    assert not found.is_ok and found.advice.startswith("use one of 3fs, file")
+
+
 def test_store_when_its_library_is_there_then_well_and_of_files_nothing():
     (found,) = examine_store(StoreLocation.parse(("nixl+posix:///kv",)))
     assert found.is_ok and not found.hint
