@@ -8,6 +8,7 @@ The code that decides when a server starts decides here. It imports SGLang, so i
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from banyan.cli.finding import Finding
 DESCRIBE = "banyan.sglang_plugin.launcher.model"
 DRY_RUN = "banyan.sglang_plugin.launcher.dry_run"
 TURNED_ON = "--enable-banyan"
+VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 
 MEDIA = (
     "prompts with images, video or audio share pages too; the dispatcher knows who holds what of them for Qwen3-VL, "
@@ -60,16 +62,23 @@ def _of_a_state(said: dict[str, Any]) -> str:
     )
 
 
-def launch_arguments(words: Sequence[str]) -> list[str]:
-    """The arguments of a launch command, which may be given whole; with Banyan turned on."""
+def launch_arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """``(variables, arguments)`` of a launch command, which may be given whole: the NAME=VALUE before it, and its
+    arguments with Banyan turned on."""
     first = next((number for number, word in enumerate(words) if word.startswith("--")), len(words))
-    arguments = list(words[first:])
-    return arguments if TURNED_ON in arguments else [*arguments, TURNED_ON]
+    command, arguments = words[:first], list(words[first:])
+    if "serve" in command[:-1]:
+        # `sglang serve MODEL`
+        arguments[:0] = ["--model-path", command[command.index("serve") + 1]]
+    if TURNED_ON not in arguments:
+        arguments.append(TURNED_ON)
+    return [word for word in command if VARIABLE.match(word)], arguments
 
 
 def examine_flags(words: Sequence[str]) -> tuple[list[Finding], Sequence[str]]:
     """What is refused, and what would be set; and the store that these arguments name, in the parts of its flag."""
-    said, error = _asked(DRY_RUN, *launch_arguments(words))
+    variables, arguments = launch_arguments(words)
+    said, error = _asked(DRY_RUN, *arguments, variables=variables)
     if said is None:
         advice = "install SGLang and Banyan into one environment; the findings above say what is missing"
         return [Finding("launch arguments", False, f"the dry run ended: {error}", advice)], ()
@@ -104,9 +113,10 @@ def _choices(choices: dict[str, Any]) -> Finding:
     return Finding("SGLang's choices", True, detail, hint=hint)
 
 
-def _asked(module: str, *arguments: str) -> tuple[dict[str, Any] | None, str]:
-    """What ``module`` prints of ``arguments``; None and its last words where it breaks."""
-    command = [sys.executable, "-m", module, *arguments]
+def _asked(module: str, *arguments: str, variables: Sequence[str] = ()) -> tuple[dict[str, Any] | None, str]:
+    """What ``module`` prints of ``arguments``, with these NAME=VALUE in its environment; None and its last words where
+    it breaks."""
+    command = [*(("env", *variables) if variables else ()), sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     try:
         return json.loads(done.stdout.splitlines()[-1]), ""

@@ -14,12 +14,20 @@ WELL = {
 }
 
 
-@pytest.mark.parametrize("words", ["--dp 2", "python -m sglang.launch_server --dp 2", "sglang serve --dp 2"])
-def test_arguments_when_the_whole_command_is_given_then_only_its_flags_count(words):
-    given = words.split()
-    if "-m" in given:
-        assert launch_arguments(given) == ["--dp", "2", "--enable-banyan"]
-    assert launch_arguments(given)[-3:] == ["--dp", "2", "--enable-banyan"]
+@pytest.mark.parametrize(
+    ("words", "variables", "arguments"),
+    [
+        ("--dp 2", "", "--dp 2"),
+        ("python -m sglang.launch_server --dp 2", "", "--dp 2"),
+        ("sglang serve --dp 2", "", "--dp 2"),
+        ("sglang serve M --dp 2", "", "--model-path M --dp 2"),
+        ("A_1=x B= sglang serve M", "A_1=x B=", "--model-path M"),
+        ("env A=0|1 python -m sglang.launch_server --config c=d.yaml", "A=0|1", "--config c=d.yaml"),
+    ],
+)
+def test_arguments_when_the_whole_command_is_given_then_its_variables_and_its_model_count(words, variables, arguments):
+    found = launch_arguments(words.split())
+    assert found == (variables.split(), [*arguments.split(), "--enable-banyan"])
 
 
 def test_findings_when_lines_are_refusals_then_reason_and_way_out_apart():
@@ -62,6 +70,15 @@ def test_flags_when_the_dry_run_answers_then_the_last_line_counts_and_folders_ar
     found, store = examine_flags(["--dp", "2"])
     assert asked[0][1:] == ["-m", doctor_sglang.DRY_RUN, "--dp", "2", "--enable-banyan"]
     assert found[0].is_ok and store == [str(tmp_path)]
+
+
+def test_flags_when_variables_stand_before_the_command_then_the_dry_run_has_them(monkeypatch, tmp_path):
+    said = f"{{**{WELL!r}, 'settled': {{'told': os.environ['TOLD']}}}}"
+    (tmp_path / "telling.py").write_text(f"import json, os\nprint(json.dumps({said}))\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(doctor_sglang, "DRY_RUN", "telling")
+    (found,), _ = examine_flags(["TOLD=a b", "python", "-m", "sglang.launch_server", "--dp", "2"])
+    assert found.is_ok and "told a b" in found.detail
 
 
 def test_flags_when_the_dry_run_breaks_then_its_last_words(monkeypatch):
