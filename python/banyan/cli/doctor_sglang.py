@@ -63,15 +63,13 @@ def _of_a_state(said: dict[str, Any]) -> str:
 
 
 def launch_arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """``(variables, arguments)`` of a launch command, which may be given whole: the NAME=VALUE before it, and its
-    arguments with Banyan turned on."""
+    """``(variables, arguments)`` of a launch command, which may be given whole; variables are the NAME=VALUE before
+    it."""
     first = next((number for number, word in enumerate(words) if word.startswith("--")), len(words))
     command, arguments = words[:first], list(words[first:])
     if "serve" in command[:-1]:
         # `sglang serve MODEL`
         arguments[:0] = ["--model-path", command[command.index("serve") + 1]]
-    if TURNED_ON not in arguments:
-        arguments.append(TURNED_ON)
     return [word for word in command if VARIABLE.match(word)], arguments
 
 
@@ -82,11 +80,11 @@ def examine_flags(words: Sequence[str]) -> tuple[list[Finding], Sequence[str]]:
     if said is None:
         advice = "install SGLang and Banyan into one environment; the findings above say what is missing"
         return [Finding("launch arguments", False, f"the dry run ended: {error}", advice)], ()
-    return flag_findings(said, asked=TURNED_ON in words), said["store"]
+    return flag_findings(said), said["store"]
 
 
-def flag_findings(said: dict[str, Any], *, asked: bool) -> list[Finding]:
-    """``said``: what the dry run printed. ``asked``: whether the user's own words turn Banyan on."""
+def flag_findings(said: dict[str, Any]) -> list[Finding]:
+    """``said``: what the dry run printed."""
     found = [Finding.refused("launch arguments", line) for line in said["refused"]]
     for line in said["failed"]:
         found.append(Finding("launch arguments", False, line, "SGLang itself refuses this: see its own message"))
@@ -99,7 +97,7 @@ def flag_findings(said: dict[str, Any], *, asked: bool) -> list[Finding]:
         found.append(_choices(said["choices"]))
     if not found or all(finding.is_ok for finding in found):
         settled = ", ".join(f"{name} {value}" for name, value in said["settled"].items())
-        hint = "" if asked else f"add {TURNED_ON} to them"
+        hint = "" if said["is_asked"] else f"add {TURNED_ON} to them"
         found.append(Finding("launch arguments", True, f"a server would start: {settled}", hint=hint))
     return found
 

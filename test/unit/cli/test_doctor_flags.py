@@ -10,7 +10,7 @@ from banyan.cli.doctor_sglang import examine_flags, flag_findings, launch_argume
 
 WELL = {
     **{"refused": [], "failed": [], "is_off": False, "settled": {"page size": 16}},
-    **{"choices": None, "store": [], "notes": []},
+    **{"choices": None, "store": [], "notes": [], "is_asked": True},
 }
 
 
@@ -27,29 +27,30 @@ WELL = {
 )
 def test_arguments_when_the_whole_command_is_given_then_its_variables_and_its_model_count(words, variables, arguments):
     found = launch_arguments(words.split())
-    assert found == (variables.split(), [*arguments.split(), "--enable-banyan"])
+    assert found == (variables.split(), arguments.split())
 
 
 def test_findings_when_lines_are_refusals_then_reason_and_way_out_apart():
-    (found,) = flag_findings({**WELL, "refused": ["--page-size 1: too small: use 16"]}, asked=True)
+    (found,) = flag_findings({**WELL, "refused": ["--page-size 1: too small: use 16"]})
     assert not found.is_ok and found.detail == "--page-size 1: too small" and found.advice == "use 16"
 
 
 def test_findings_when_sglang_fails_or_another_version_is_there_then_bad():
-    assert not flag_findings({**WELL, "failed": ["ValueError: no"]}, asked=True)[0].is_ok
-    assert "turn itself off" in flag_findings({**WELL, "is_off": True}, asked=True)[0].detail
+    assert not flag_findings({**WELL, "failed": ["ValueError: no"]})[0].is_ok
+    assert "turn itself off" in flag_findings({**WELL, "is_off": True})[0].detail
 
 
 def test_findings_when_all_is_well_then_what_is_set_and_what_to_add():
-    note, last = flag_findings({**WELL, "notes": ["mind this"]}, asked=False)
+    note, last = flag_findings({**WELL, "notes": ["mind this"], "is_asked": False})
     assert note.hint == "mind this"
     assert last.is_ok and "page size 16" in last.detail and last.hint == "add --enable-banyan to them"
+    assert not flag_findings(WELL)[0].hint
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_findings_when_sglang_chooses_then_both_choices_and_what_to_do_where_they_differ(is_kept):
     choices = {"with": "page size 16", "without": "page size 64", "is_kept": is_kept}
-    found = flag_findings({**WELL, "choices": choices}, asked=True)[0]
+    found = flag_findings({**WELL, "choices": choices})[0]
     assert found.is_ok and found.detail == "page size 16; without Banyan: page size 64"
     assert bool(found.hint) is not is_kept
 
@@ -68,7 +69,7 @@ def answering(monkeypatch, *, stdout="", stderr="", code=0):
 def test_flags_when_the_dry_run_answers_then_the_last_line_counts_and_folders_are_named(monkeypatch, tmp_path):
     asked = answering(monkeypatch, stdout="noise\n" + json.dumps({**WELL, "store": [str(tmp_path)]}))
     found, store = examine_flags(["--dp", "2"])
-    assert asked[0][1:] == ["-m", doctor_sglang.DRY_RUN, "--dp", "2", "--enable-banyan"]
+    assert asked[0][1:] == ["-m", doctor_sglang.DRY_RUN, "--dp", "2"]
     assert found[0].is_ok and store == [str(tmp_path)]
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the launcher would do with a command line, without a server: ``python -m`` this module, then the arguments.
+Banyan is on, whether they turn it on or not.
 
 One line of JSON on stdout. Arguments take the way that they take when a server starts, through the same hooks, up to
 the point where SGLang would start processes; then a tree is built, as a rank would build it. What else ranks find out
@@ -20,9 +21,11 @@ from sglang.srt.arg_groups.model_override_base import resolved_view
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import ServerArgs, prepare_server_args
 
-from banyan.config import Config
+from banyan.config import Config, flags_in_environment
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.launcher import tried_tree
+
+TURNED_ON = "--enable-banyan"
 
 
 class _Notes(logging.Handler):
@@ -42,9 +45,14 @@ def examine(arguments: Sequence[str]) -> dict[str, Any]:
     logger, notes, printed = logging.getLogger("banyan"), _Notes(), io.StringIO()
     logger.addHandler(notes)
     said: dict[str, Any] = {"refused": [], "failed": [], "is_off": False, "settled": {}, "choices": None, "store": []}
+    said["is_asked"] = flags_in_environment() is not None
+    # The command line has the last word: with the flag on it the environment would not be asked.
+    added = [] if said["is_asked"] else [TURNED_ON]
     try:
         with contextlib.redirect_stdout(sys.stderr), contextlib.redirect_stderr(printed):
-            server_args = prepare_server_args(list(arguments))
+            server_args = prepare_server_args([*added, *arguments])
+            # The words that SGLang has read, those of a file of flags among them.
+            said["is_asked"] |= server_args._launch_command.split().count(TURNED_ON) > len(added)
             server_args.resolve_once()
             server_args.check_server_args()
             said |= _settled(server_args)
