@@ -31,6 +31,18 @@ def test_doctor_when_a_store_is_named_then_its_library_and_its_drives(tmp_path, 
     assert f"store on nixl+posix://{tmp_path}" in said and said.count(f"drive of {tmp_path}:") == 2
 
 
+def test_doctor_when_the_folder_of_a_store_is_not_there_yet_then_nothing_is_bad_about_it(tmp_path, capsys):
+    main(["doctor", "--store", str(tmp_path / "kv")])
+    said = [line for line in capsys.readouterr().out.splitlines() if str(tmp_path) in line]
+    assert len(said) == 3 and not any(line.startswith("BAD") for line in said)
+
+
+def test_doctor_when_a_store_is_refused_then_its_drives_are_not_looked_at(tmp_path, capsys):
+    main(["doctor", "--store", f"s3://{tmp_path}"])
+    said = capsys.readouterr().out
+    assert f"BAD  store on s3://{tmp_path}" in said and "drive of" not in said
+
+
 def test_doctor_when_the_url_is_none_then_said_so(capsys):
     assert main(["doctor", "--store", "nixl:GDS"]) != 0
     assert "POSIX is served" in capsys.readouterr().out
