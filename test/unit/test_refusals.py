@@ -165,6 +165,11 @@ BAD_PAIR = {
     "store_admit": ("second", "--banyan-store-admit second", "use first"),
 }
 BAD_DECODE = {
+    "disaggregation_decode_allocation_policy": (
+        "prefill_complete",
+        "--disaggregation-decode-allocation-policy prefill_complete",
+        "policy early on both servers",
+    ),
     "retraction_backup": ("host_pool", "--disaggregation-decode-retraction-backup host_pool", "drop those flags"),
     "host_receive_threshold": (0.5, "--disaggregation-decode-host-receive-threshold", "drop those flags"),
     "offloads_decode_kvcache": (True, "--disaggregation-decode-enable-offload-kvcache", "use one of them"),

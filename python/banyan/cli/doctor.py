@@ -11,7 +11,7 @@ from pathlib import Path
 
 from banyan import SGLANG_VERSION, __version__, config, patches
 from banyan.cli import doctor_processor
-from banyan.cli.doctor_drive import examine_drive
+from banyan.cli.doctor_drive import examine_drive, examine_store_drive
 from banyan.cli.doctor_gpu import examine_gpus
 from banyan.cli.doctor_limits import examine_limits
 from banyan.cli.doctor_machine import Kernel, examine_machine
@@ -52,14 +52,20 @@ def examine(
     if launch is not None:
         about_flags, named = examine_flags(launch)
         found, store = found + about_flags, store or named
-    if store:
-        try:
-            location = StoreLocation.parse(store)
-        except ValueError as error:
-            return [*found, Finding("store", False, str(error), "see --banyan-store in docs/operations.md")]
-        found += examine_store(location)
-        drives = [*drives, *map(Path, location.paths)]
-    return found + [finding for folder in drives for finding in examine_drive(folder, kernel)]
+    found += [finding for folder in drives for finding in examine_drive(folder, kernel)]
+    return found + _named_store(store, kernel) if store else found
+
+
+def _named_store(parts: Sequence[str], kernel: Kernel) -> list[Finding]:
+    """Of a store and, where it is not refused, of its drives."""
+    try:
+        location = StoreLocation.parse(parts)
+    except ValueError as error:
+        return [Finding("store", False, str(error), "see --banyan-store in docs/operations.md")]
+    found = examine_store(location)
+    if not all(finding.is_ok for finding in found):
+        return found
+    return found + [finding for path in location.paths for finding in examine_store_drive(Path(path), kernel)]
 
 
 def examine_store(location: StoreLocation) -> list[Finding]:

@@ -47,6 +47,15 @@ def examine_drive(folder: Path, kernel: Kernel, *, read_rate: Callable[[Path], f
     return [*found, speed(f"{what}, speed", bytes_per_s, link)]
 
 
+def examine_store_drive(folder: Path, kernel: Kernel) -> list[Finding]:
+    """As ``examine_drive``, of a folder that a server makes where there is none: then of the nearest one above it."""
+    there = next(place for place in (folder, *folder.parents) if os.path.isdir(place))
+    if there == folder:
+        return examine_drive(folder, kernel)
+    yet = Finding(f"drive of {folder}", True, f"no such folder yet: a server makes it in {there}")
+    return [yet, *examine_drive(there, kernel)]
+
+
 def _place(what: str, folder: Path, kernel: Kernel) -> Finding:
     kind = file_system(folder, kernel)
     space = os.statvfs(folder)

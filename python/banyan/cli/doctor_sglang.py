@@ -8,6 +8,7 @@ The code that decides when a server starts decides here. It imports SGLang, so i
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from banyan.cli.finding import Finding
 DESCRIBE = "banyan.sglang_plugin.launcher.model"
 DRY_RUN = "banyan.sglang_plugin.launcher.dry_run"
 TURNED_ON = "--enable-banyan"
+VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 
 MEDIA = (
     "prompts with images, video or audio share pages too; the dispatcher knows who holds what of them for Qwen3-VL, "
@@ -60,24 +62,29 @@ def _of_a_state(said: dict[str, Any]) -> str:
     )
 
 
-def launch_arguments(words: Sequence[str]) -> list[str]:
-    """The arguments of a launch command, which may be given whole; with Banyan turned on."""
+def launch_arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """``(variables, arguments)`` of a launch command, which may be given whole; variables are the NAME=VALUE before
+    it."""
     first = next((number for number, word in enumerate(words) if word.startswith("--")), len(words))
-    arguments = list(words[first:])
-    return arguments if TURNED_ON in arguments else [*arguments, TURNED_ON]
+    command, arguments = words[:first], list(words[first:])
+    if "serve" in command[:-1]:
+        # `sglang serve MODEL`
+        arguments[:0] = ["--model-path", command[command.index("serve") + 1]]
+    return [word for word in command if VARIABLE.match(word)], arguments
 
 
 def examine_flags(words: Sequence[str]) -> tuple[list[Finding], Sequence[str]]:
     """What is refused, and what would be set; and the store that these arguments name, in the parts of its flag."""
-    said, error = _asked(DRY_RUN, *launch_arguments(words))
+    variables, arguments = launch_arguments(words)
+    said, error = _asked(DRY_RUN, *arguments, variables=variables)
     if said is None:
         advice = "install SGLang and Banyan into one environment; the findings above say what is missing"
         return [Finding("launch arguments", False, f"the dry run ended: {error}", advice)], ()
-    return flag_findings(said, asked=TURNED_ON in words), said["store"]
+    return flag_findings(said), said["store"]
 
 
-def flag_findings(said: dict[str, Any], *, asked: bool) -> list[Finding]:
-    """``said``: what the dry run printed. ``asked``: whether the user's own words turn Banyan on."""
+def flag_findings(said: dict[str, Any]) -> list[Finding]:
+    """``said``: what the dry run printed."""
     found = [Finding.refused("launch arguments", line) for line in said["refused"]]
     for line in said["failed"]:
         found.append(Finding("launch arguments", False, line, "SGLang itself refuses this: see its own message"))
@@ -90,7 +97,7 @@ def flag_findings(said: dict[str, Any], *, asked: bool) -> list[Finding]:
         found.append(_choices(said["choices"]))
     if not found or all(finding.is_ok for finding in found):
         settled = ", ".join(f"{name} {value}" for name, value in said["settled"].items())
-        hint = "" if asked else f"add {TURNED_ON} to them"
+        hint = "" if said["is_asked"] else f"add {TURNED_ON} to them"
         found.append(Finding("launch arguments", True, f"a server would start: {settled}", hint=hint))
     return found
 
@@ -104,9 +111,10 @@ def _choices(choices: dict[str, Any]) -> Finding:
     return Finding("SGLang's choices", True, detail, hint=hint)
 
 
-def _asked(module: str, *arguments: str) -> tuple[dict[str, Any] | None, str]:
-    """What ``module`` prints of ``arguments``; None and its last words where it breaks."""
-    command = [sys.executable, "-m", module, *arguments]
+def _asked(module: str, *arguments: str, variables: Sequence[str] = ()) -> tuple[dict[str, Any] | None, str]:
+    """What ``module`` prints of ``arguments``, with these NAME=VALUE in its environment; None and its last words where
+    it breaks."""
+    command = [*(("env", *variables) if variables else ()), sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     try:
         return json.loads(done.stdout.splitlines()[-1]), ""

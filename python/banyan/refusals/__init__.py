@@ -52,6 +52,7 @@ class ServerFacts:
     draft: DraftFacts = field(default_factory=DraftFacts)
     disaggregation_mode: str = "null"
     disaggregation_transfer_backend: str = "nixl"
+    disaggregation_decode_allocation_policy: str = "early"
     retraction_backup: str | None = None
     host_receive_threshold: float = 1.0
     offloads_decode_kvcache: bool = False
@@ -249,6 +250,13 @@ _PREFILL_RULES: tuple[Rule[ServerFacts], ...] = (
 )
 
 _DECODE_RULES: tuple[Rule[ServerFacts], ...] = (
+    Rule(
+        lambda f: f.disaggregation_decode_allocation_policy == "prefill_complete",
+        lambda f: (
+            "--disaggregation-decode-allocation-policy prefill_complete: SGLang takes it only without a radix cache, "
+            "in which Banyan keeps answers: use --disaggregation-decode-allocation-policy early on both servers"
+        ),
+    ),
     Rule(
         lambda f: f.retraction_backup == "host_pool" or f.host_receive_threshold < 1,
         lambda f: (

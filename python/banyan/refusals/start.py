@@ -102,6 +102,19 @@ def fault_refusal(error: Exception) -> str:
     )
 
 
+def chunk_refusal(*, chunk_tokens: int, page_tokens: int, num_ranks: int) -> str | None:
+    """The line for chunks of a prompt that end within a page, or None. What the flag says, SGLang has divided among
+    ``num_ranks`` that step together."""
+    if chunk_tokens % page_tokens == 0:
+        return None
+    unit = page_tokens * num_ranks
+    fitting = max(unit, chunk_tokens * num_ranks // unit * unit)
+    return (
+        f"--chunked-prefill-size: a rank's chunks of {chunk_tokens} tokens end within a page of {page_tokens} tokens: "
+        f"use --chunked-prefill-size {fitting}"
+    )
+
+
 def undecided_refusal(error: Exception) -> str:
     """The line for arguments, or a model, of which it cannot be told whether they can be shared."""
     return (

@@ -57,20 +57,23 @@ def open_store(location: StoreLocation, *, namespace: bytes, layer_bytes: Sequen
         ValueError: for a scheme without a backend, and whatever the backend refuses, with the way out.
         OSError: when the system refuses, or a store does not answer.
     """
-    backend = _backend(location.scheme)
-    if backend is None:
-        schemes = sorted((FILE, HF3FS, *store_schemes()))
-        raise ValueError(f"{location.scheme}: there is no such store: use one of {', '.join(schemes)}")
-    return backend.open(location, namespace, layer_bytes, space)
+    return _backend(location.scheme).open(location, namespace, layer_bytes, space)
 
 
-def _backend(scheme: str) -> Backend | None:
+def _backend(scheme: str) -> Backend:
+    """
+    Raises:
+        ValueError: where there is none, with those that there are.
+    """
     if scheme == FILE:
         return Backend(_open_files, _look_files)
     if scheme == HF3FS:
         return Backend(_open_hf3fs, _look_hf3fs)
-    one = store_schemes().get(scheme)
-    return None if one is None else cast(Backend, part(one.backend))
+    others = store_schemes()
+    if scheme not in others:
+        schemes = ", ".join(sorted((FILE, HF3FS, *others)))
+        raise ValueError(f"{scheme}: there is no such store: use one of {schemes}")
+    return cast(Backend, part(others[scheme].backend))
 
 
 def asked_store(store: PageStore | None) -> Asked[StoreFound] | None:
@@ -129,8 +132,7 @@ def look(location: StoreLocation) -> str:
     Raises:
         ValueError, OSError: what would be refused for it, with the way out.
     """
-    backend = _backend(location.scheme)
-    return "" if backend is None else backend.look(location)
+    return _backend(location.scheme).look(location)
 
 
 def _look_files(location: StoreLocation) -> str:

@@ -3,7 +3,7 @@
 
 import pytest
 
-from banyan import patches
+from banyan import config, patches
 from banyan.sglang_plugin.launcher.dry_run import examine
 from benchmark.modes import models
 
@@ -22,6 +22,32 @@ def test_dry_run_when_all_is_well_then_what_a_server_would_settle_on(model, tmp_
     assert said["store"] == (str(tmp_path),)
 
 
+@pytest.mark.parametrize(
+    ("words", "line", "variable", "is_asked"),
+    [
+        (["--enable-banyan"], "dp: 2", None, True),
+        ([], "enable-banyan: true", None, True),
+        ([], "enable-banyan: false", None, False),
+        ([], "dp: 2", "--enable-banyan", True),
+    ],
+    ids=["line", "file", "nowhere", "environment"],
+)
+def test_dry_run_when_banyan_is_not_turned_on_then_it_is_and_that_is_said(
+    words, line, variable, is_asked, model, tmp_path, monkeypatch
+):
+    if variable is not None:
+        monkeypatch.setenv(config.FLAGS_VARIABLE, variable)
+    file = tmp_path / "server.yaml"
+    file.write_text(f"{line}\n")
+    said = examine(["--config", str(file), "--device", "cpu", *model, *words])
+    assert said["settled"]["page size"] == 16 and said["is_asked"] is is_asked
+
+
+def test_dry_run_when_the_environment_turns_banyan_on_then_its_flags_count(model, monkeypatch):
+    monkeypatch.setenv(config.FLAGS_VARIABLE, "--enable-banyan --banyan-share off")
+    assert examine(["--device", "cpu", *model])["settled"]["sharing"] == "off"
+
+
 def test_dry_run_when_flags_are_refused_then_every_line(model):
     said = examine([*BASE, *model, "--pp-size", "2", "--page-size", "1"])
     assert len(said["refused"]) == 2 and not said["failed"]
@@ -37,6 +63,11 @@ def test_dry_run_when_sglang_itself_fails_then_its_words(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     said = examine([*BASE, "--model-path", str(tmp_path)])
     assert said["failed"] and not said["refused"]
+
+
+def test_dry_run_when_sglang_checks_what_it_has_resolved_then_its_words_too(model):
+    said = examine([*BASE, *model, "--served-model-name", "tiny:1"])
+    assert "served_model_name cannot contain a colon" in said["failed"][0] and not said["refused"]
 
 
 @pytest.mark.parametrize("name", ["core", "victims"])

@@ -32,6 +32,7 @@ def _plugins():
 
 
 PAIRED = ["--disaggregation-transfer-backend", "nixl", "--disaggregation-mode"]
+MOONCAKE = ["--disaggregation-transfer-backend", "mooncake", "--disaggregation-mode"]
 
 REFUSED = {
     "--pp-size": (["--pp-size", "2"], "--pp-size 1"),
@@ -51,9 +52,18 @@ REFUSED = {
         ["--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "mori"],
         "backend nixl",
     ),
+    "--disaggregation-decode-allocation-policy": (
+        [*MOONCAKE, "decode", "--disaggregation-decode-allocation-policy", "prefill_complete"],
+        "policy early on both servers",
+    ),
     "--disaggregation-decode-retraction-backup": (
         [*PAIRED, "decode", "--disaggregation-decode-retraction-backup", "host_pool"],
         "drop those flags",
+    ),
+    "--banyan-store s3": (["--banyan-store", "s3:///x", "--banyan-host-gb", "1"], "use one of 3fs, file"),
+    "--banyan-store mooncake": (
+        ["--banyan-store", "mooncake://127.0.0.1:1", "--banyan-host-gb", "1"],
+        "start one with `mooncake_master",
     ),
     "--banyan-store-admit": (
         [*PAIRED, "decode", "--banyan-store", "s", "--banyan-host-gb", "1", "--banyan-store-admit", "second"],

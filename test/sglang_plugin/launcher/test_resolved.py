@@ -33,6 +33,7 @@ LLAMA = {
     "vocab_size": 256,
     "max_position_embeddings": 512,
 }
+CHUNKS = ["--chunked-prefill-size", "8192"]
 WINDOWS = {"architectures": ["MellumForCausalLM"], "layer_types": ["sliding_attention", "full_attention"]}
 
 
@@ -81,6 +82,31 @@ def test_model_when_its_pages_outlive_the_server_then_its_files_are_noted_before
     assert model_files.changed(noted) is None
     weights.write_bytes(b"others")
     assert model_files.changed(noted) == str(weights)
+
+
+@pytest.mark.parametrize("share", ["peer", "off"])
+@pytest.mark.parametrize(
+    ("flags", "fitting"),
+    [
+        (["--chunked-prefill-size", "1000"], "992"),
+        (["--device", "cuda", "--tp", "6", "--dp", "1", "--attn-dp-size", "3", *CHUNKS], "8160"),
+    ],
+    ids=["replicas", "ranks in step"],
+)
+def test_chunks_when_they_end_within_a_page_that_banyan_chose_then_refused_with_a_size_that_fits(
+    resolve, capsys, flags, fitting, share
+):
+    with pytest.raises(SystemExit):
+        resolve("--banyan-share", share, *flags)
+    assert refusal(capsys).endswith(f"use --chunked-prefill-size {fitting}")
+    resolve("--banyan-share", share, *flags, "--chunked-prefill-size", fitting).check_server_args()
+
+
+@pytest.mark.parametrize(("chunk_tokens", "mode"), [(-1, "null"), (None, "null"), (1000, "decode")])
+def test_chunks_when_sglang_makes_none_then_their_size_is_not_looked_at(chunk_tokens, mode):
+    resolved._refuse_cut_pages(
+        SimpleNamespace(chunked_prefill_size=chunk_tokens, disaggregation_mode=mode, page_size=16, attn_dp_size=1)
+    )
 
 
 ASKED = Layout(dp=1, attn_dp=2, attn_cp=1, attn_tp=4)

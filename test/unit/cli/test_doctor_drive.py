@@ -5,7 +5,7 @@ import os
 import pytest
 
 from banyan.cli import doctor_drive
-from banyan.cli.doctor_drive import examine_drive, speed
+from banyan.cli.doctor_drive import examine_drive, examine_store_drive, speed
 from banyan.cli.doctor_machine import Kernel
 
 
@@ -43,6 +43,17 @@ def test_folder_when_it_is_missing_or_cannot_be_written_then_bad(kernel, tmp_pat
 
     _, full = examine_drive(folder, known, read_rate=refuse)
     assert not full.is_ok and "No space" in full.detail and "room" in full.advice
+
+
+def test_store_folder_when_it_is_not_there_yet_then_a_server_makes_it_and_its_drive_is_the_one_above(
+    kernel, monkeypatch
+):
+    folder, known = kernel("xfs")
+    monkeypatch.setattr(doctor_drive, "measured_rate", lambda folder: 1e9)
+    yet, where, told = examine_store_drive(folder / "kv" / "a", known)
+    assert yet.what == f"drive of {folder / 'kv' / 'a'}" and yet.is_ok and f"makes it in {folder}" in yet.detail
+    assert where.what == f"drive of {folder}" and where.detail.startswith("xfs") and told.is_ok
+    assert [one.what for one in examine_store_drive(folder, known)] == [where.what, told.what]
 
 
 def test_rate_when_it_is_measured_then_nothing_is_left_behind(kernel, monkeypatch):

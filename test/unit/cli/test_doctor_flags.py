@@ -10,38 +10,47 @@ from banyan.cli.doctor_sglang import examine_flags, flag_findings, launch_argume
 
 WELL = {
     **{"refused": [], "failed": [], "is_off": False, "settled": {"page size": 16}},
-    **{"choices": None, "store": [], "notes": []},
+    **{"choices": None, "store": [], "notes": [], "is_asked": True},
 }
 
 
-@pytest.mark.parametrize("words", ["--dp 2", "python -m sglang.launch_server --dp 2", "sglang serve --dp 2"])
-def test_arguments_when_the_whole_command_is_given_then_only_its_flags_count(words):
-    given = words.split()
-    if "-m" in given:
-        assert launch_arguments(given) == ["--dp", "2", "--enable-banyan"]
-    assert launch_arguments(given)[-3:] == ["--dp", "2", "--enable-banyan"]
+@pytest.mark.parametrize(
+    ("words", "variables", "arguments"),
+    [
+        ("--dp 2", "", "--dp 2"),
+        ("python -m sglang.launch_server --dp 2", "", "--dp 2"),
+        ("sglang serve --dp 2", "", "--dp 2"),
+        ("sglang serve M --dp 2", "", "--model-path M --dp 2"),
+        ("A_1=x B= sglang serve M", "A_1=x B=", "--model-path M"),
+        ("env A=0|1 python -m sglang.launch_server --config c=d.yaml", "A=0|1", "--config c=d.yaml"),
+    ],
+)
+def test_arguments_when_the_whole_command_is_given_then_its_variables_and_its_model_count(words, variables, arguments):
+    found = launch_arguments(words.split())
+    assert found == (variables.split(), arguments.split())
 
 
 def test_findings_when_lines_are_refusals_then_reason_and_way_out_apart():
-    (found,) = flag_findings({**WELL, "refused": ["--page-size 1: too small: use 16"]}, asked=True)
+    (found,) = flag_findings({**WELL, "refused": ["--page-size 1: too small: use 16"]})
     assert not found.is_ok and found.detail == "--page-size 1: too small" and found.advice == "use 16"
 
 
 def test_findings_when_sglang_fails_or_another_version_is_there_then_bad():
-    assert not flag_findings({**WELL, "failed": ["ValueError: no"]}, asked=True)[0].is_ok
-    assert "turn itself off" in flag_findings({**WELL, "is_off": True}, asked=True)[0].detail
+    assert not flag_findings({**WELL, "failed": ["ValueError: no"]})[0].is_ok
+    assert "turn itself off" in flag_findings({**WELL, "is_off": True})[0].detail
 
 
 def test_findings_when_all_is_well_then_what_is_set_and_what_to_add():
-    note, last = flag_findings({**WELL, "notes": ["mind this"]}, asked=False)
+    note, last = flag_findings({**WELL, "notes": ["mind this"], "is_asked": False})
     assert note.hint == "mind this"
     assert last.is_ok and "page size 16" in last.detail and last.hint == "add --enable-banyan to them"
+    assert not flag_findings(WELL)[0].hint
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_findings_when_sglang_chooses_then_both_choices_and_what_to_do_where_they_differ(is_kept):
     choices = {"with": "page size 16", "without": "page size 64", "is_kept": is_kept}
-    found = flag_findings({**WELL, "choices": choices}, asked=True)[0]
+    found = flag_findings({**WELL, "choices": choices})[0]
     assert found.is_ok and found.detail == "page size 16; without Banyan: page size 64"
     assert bool(found.hint) is not is_kept
 
@@ -60,8 +69,17 @@ def answering(monkeypatch, *, stdout="", stderr="", code=0):
 def test_flags_when_the_dry_run_answers_then_the_last_line_counts_and_folders_are_named(monkeypatch, tmp_path):
     asked = answering(monkeypatch, stdout="noise\n" + json.dumps({**WELL, "store": [str(tmp_path)]}))
     found, store = examine_flags(["--dp", "2"])
-    assert asked[0][1:] == ["-m", doctor_sglang.DRY_RUN, "--dp", "2", "--enable-banyan"]
+    assert asked[0][1:] == ["-m", doctor_sglang.DRY_RUN, "--dp", "2"]
     assert found[0].is_ok and store == [str(tmp_path)]
+
+
+def test_flags_when_variables_stand_before_the_command_then_the_dry_run_has_them(monkeypatch, tmp_path):
+    said = f"{{**{WELL!r}, 'settled': {{'told': os.environ['TOLD']}}}}"
+    (tmp_path / "telling.py").write_text(f"import json, os\nprint(json.dumps({said}))\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(doctor_sglang, "DRY_RUN", "telling")
+    (found,), _ = examine_flags(["TOLD=a b", "python", "-m", "sglang.launch_server", "--dp", "2"])
+    assert found.is_ok and "told a b" in found.detail
 
 
 def test_flags_when_the_dry_run_breaks_then_its_last_words(monkeypatch):

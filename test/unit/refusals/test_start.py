@@ -34,6 +34,19 @@ def test_line_when_printed_then_it_names_the_cause_and_the_way_out(line, named, 
 
 
 @pytest.mark.parametrize(
+    ("chunk_tokens", "num_ranks", "fitting"), [(1000, 1, "992"), (2730, 3, "8160"), (10, 1, "16"), (7, 3, "48")]
+)
+def test_chunk_when_it_ends_within_a_page_then_the_page_and_a_size_that_fits_are_named(
+    chunk_tokens, num_ranks, fitting
+):
+    line = start.chunk_refusal(chunk_tokens=chunk_tokens, page_tokens=16, num_ranks=num_ranks)
+    assert f"{chunk_tokens} tokens" in line and "a page of 16" in line
+    assert line.endswith(f"use --chunked-prefill-size {fitting}")
+    rank_tokens = int(fitting) // num_ranks
+    assert start.chunk_refusal(chunk_tokens=rank_tokens, page_tokens=16, num_ranks=num_ranks) is None
+
+
+@pytest.mark.parametrize(
     ("components", "way_out"),
     [
         (["FULL", "SWA"], "--disable-hybrid-swa-memory"),

@@ -27,9 +27,15 @@ def closed_port() -> int:
         return listener.getsockname()[1]
 
 
-def test_store_when_nobody_has_its_scheme_then_the_schemes_are_said() -> None:
+def looked_at(url: str) -> str:
+    return look(StoreLocation.parse((url,)))
+
+
+@pytest.mark.parametrize("act", [opened, looked_at])
+@pytest.mark.parametrize("url", ["s3:///bucket", "hf3fs:///mnt/3fs/kv", "nfs:///x"])
+def test_store_when_nobody_has_its_scheme_then_the_schemes_are_said(act, url: str) -> None:
     with pytest.raises(ValueError, match=r"use one of 3fs, file, mooncake, nixl\+posix"):
-        opened("s3:///bucket")
+        act(url)
 
 
 def test_hf3fs_when_the_path_is_on_another_file_system_then_refused(tmp_path: Path) -> None:
@@ -41,10 +47,10 @@ def test_hf3fs_when_mounted_then_said_so(tmp_path: Path, monkeypatch: pytest.Mon
     mounts = tmp_path / "mounts"
     mounts.write_text(f"hf3fs.cluster {tmp_path} fuse.hf3fs rw 0 0\n")
     monkeypatch.setattr(backends, "MOUNTS", mounts)
-    assert "mounted 3FS" in look(StoreLocation.parse((f"3fs://{tmp_path / 'kv'}",)))
+    assert "mounted 3FS" in looked_at(f"3fs://{tmp_path / 'kv'}")
 
 
-@pytest.mark.parametrize("act", [opened, lambda url: look(StoreLocation.parse((url,)))])
+@pytest.mark.parametrize("act", [opened, looked_at])
 def test_mooncake_when_no_master_answers_then_how_to_start_one(act, closed_port: int) -> None:
     with pytest.raises(OSError, match=f"no Mooncake master answers at 127.0.0.1:{closed_port}.*mooncake_master"):
         act(f"mooncake://127.0.0.1:{closed_port}")
@@ -62,12 +68,12 @@ def test_store_when_its_library_is_not_there_then_how_to_get_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ValueError, match=f"pip install.*{way_out}"):
-        look(StoreLocation.parse((url,)))
+        looked_at(url)
 
 
 def test_look_when_there_is_nothing_to_say_then_nothing() -> None:
-    assert look(StoreLocation.parse(("/kv",))) == ""
-    assert "POSIX" in look(StoreLocation.parse(("nixl+posix:///kv",)))
+    assert looked_at("/kv") == ""
+    assert "POSIX" in looked_at("nixl+posix:///kv")
 
 
 @pytest.mark.parametrize(

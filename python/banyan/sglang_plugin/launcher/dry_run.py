@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the launcher would do with a command line, without a server: ``python -m`` this module, then the arguments.
+Banyan is on, whether they turn it on or not.
 
 One line of JSON on stdout. Arguments take the way that they take when a server starts, through the same hooks, up to
 the point where SGLang would start processes; then a tree is built, as a rank would build it. What else ranks find out
@@ -14,15 +15,20 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import yaml
 from sglang.srt.arg_groups.model_override_base import resolved_view
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import ServerArgs, prepare_server_args
 
-from banyan.config import Config
+from banyan.config import Config, flags_in_environment
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.launcher import tried_tree
+
+TURNED_ON = "--enable-banyan"
 
 
 class _Notes(logging.Handler):
@@ -36,16 +42,31 @@ class _Notes(logging.Handler):
         self.lines.append(record.getMessage().removeprefix("banyan: "))
 
 
+def _is_in_file(arguments: Sequence[str]) -> bool:
+    """Whether the file of flags that they name turns Banyan on. What is wrong with it SGLang says."""
+    words = [part for word in arguments for part in word.split("=", 1)]
+    for flag, file in pairwise(words):
+        if flag == "--config":
+            with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+                flags = yaml.safe_load(Path(file).read_text())
+                return isinstance(flags, dict) and any(flags.get(f"enable{dash}banyan") for dash in "-_")
+    return False
+
+
 def examine(arguments: Sequence[str]) -> dict[str, Any]:
     """What is refused (by Banyan), what has failed (in SGLang), what would be set, and what is worth knowing."""
     load_plugins()
     logger, notes, printed = logging.getLogger("banyan"), _Notes(), io.StringIO()
     logger.addHandler(notes)
     said: dict[str, Any] = {"refused": [], "failed": [], "is_off": False, "settled": {}, "choices": None, "store": []}
+    said["is_asked"] = TURNED_ON in arguments or flags_in_environment() is not None or _is_in_file(arguments)
+    # The command line has the last word: with the flag on it the environment would not be asked.
+    added = [] if said["is_asked"] else [TURNED_ON]
     try:
         with contextlib.redirect_stdout(sys.stderr), contextlib.redirect_stderr(printed):
-            server_args = prepare_server_args(list(arguments))
+            server_args = prepare_server_args([*added, *arguments])
             server_args.resolve_once()
+            server_args.check_server_args()
             said |= _settled(server_args)
     except SystemExit:
         lines = printed.getvalue().splitlines()

@@ -34,7 +34,7 @@ from banyan.refusals.tenant_server import TenantFacts, file_refusal, misfit_refu
 from banyan.sglang_plugin import last_words, runtime, seams
 from banyan.sglang_plugin.launcher import cpu_engine, tenant_salts
 from banyan.store import look
-from banyan.store.location import FILE, HF3FS, StoreLocation, asked_scheme
+from banyan.store.location import StoreLocation, asked_scheme
 
 logger = logging.getLogger("banyan")
 
@@ -264,9 +264,7 @@ def _store_refusals(wanted: Config) -> list[str]:
     if not (wanted.store and wanted.shares):
         return []
     try:
-        location = StoreLocation.parse(wanted.store)
-        if location.scheme in (FILE, HF3FS):
-            look(location)
+        look(StoreLocation.parse(wanted.store))
     except (OSError, ValueError) as error:
         return [store_refusal(paths=wanted.store, error=error)]
     return []

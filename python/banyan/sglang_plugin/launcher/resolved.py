@@ -23,7 +23,7 @@ from banyan.refusals.kinds import STRATEGY, kept_states_refusal, kind_refusals
 from banyan.refusals.models import ModelFacts, draft_vocabulary_refusal, model_refusal
 from banyan.refusals.modes import mode_refusals, no_cache_refusal
 from banyan.refusals.speculation import layers_of_steps_refusal
-from banyan.refusals.start import undecided_refusal
+from banyan.refusals.start import chunk_refusal, undecided_refusal
 from banyan.sglang_plugin import model_files, runtime
 from banyan.sglang_plugin.launcher import flags, page_size
 from banyan.sglang_plugin.launcher.model import architecture_of, draft_config, model_facts
@@ -42,6 +42,7 @@ def around_resolve_once(original: Callable[[Any], None], server_args: Any) -> No
     expected = None if runtime.device_of(server_args) == "cpu" else page_size.alone(original, server_args)
     page_size.settle(original, server_args, expected, Config.from_dict(carried["config"]))
     _resolve(original, server_args, carried)
+    _refuse_cut_pages(resolved_view(server_args))
     found = page_size.choice_of(server_args)
     carried["choices"] = page_size.compared(found, expected)
     logger.info("banyan: %s", found.words())
@@ -70,6 +71,16 @@ def _resolve(original: Callable[[Any], None], server_args: Any, carried: dict[st
         # What could not be looked at is not shared.
         logger.exception("banyan: these arguments cannot be judged")
         runtime.refuse(undecided_refusal(error))
+
+
+def _refuse_cut_pages(view: Any) -> None:
+    """Refuse what SGLang asserts later without naming a flag. The pages may be of Banyan's choice, shared or not."""
+    chunk_tokens = view.chunked_prefill_size or 0
+    if chunk_tokens <= 0 or view.disaggregation_mode == "decode":
+        return
+    line = chunk_refusal(chunk_tokens=chunk_tokens, page_tokens=view.page_size, num_ranks=view.attn_dp_size)
+    if line is not None:
+        runtime.refuse(line)
 
 
 def _strategies(server_args: Any) -> tuple[str, ...]:
