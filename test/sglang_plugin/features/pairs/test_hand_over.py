@@ -151,6 +151,27 @@ def test_rank_when_it_is_named_for_a_room_then_it_is_the_one_that_decode_servers
     assert told == [("http://p:1/register_dp_rank", {"bootstrap_room": ROOM, "dp_rank": named})]
 
 
+class Misfit:
+    """SGLang's side of a prefill server with other pages."""
+
+    def try_ensure_parallel_info(self, bootstrap_addr):
+        raise RuntimeError("Page size mismatch")
+
+
+def test_decode_server_when_a_prefill_server_does_not_fit_then_it_goes_on_and_says_so_once(caplog):
+    manager = type("Manager", (hand_over.HandOver, Misfit), {})()
+    assert not any(manager.try_ensure_parallel_info("there:1") for _ in range(3))
+    assert caplog.text.count("Page size mismatch") == 1
+
+
+def test_sender_when_its_decode_server_was_not_taken_in_then_its_chunks_have_no_bound():
+    sender = object.__new__(by_nixl.NixlSender)
+    sender.bootstrap_room = ROOM
+    asked = {ROOM: {"not taken in": SimpleNamespace(is_dummy=False)}}
+    sender.kv_mgr = SimpleNamespace(_dcp_pack_max_tokens=5, transfer_infos=asked, decode_kv_args_table={})
+    assert sender.get_max_transfer_tokens() is None
+
+
 class Bootstrap:
     """What a prefill server tells, and a decode server of the same kind hears of it."""
 

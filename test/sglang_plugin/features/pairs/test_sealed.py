@@ -55,10 +55,16 @@ def test_control_port_when_there_is_a_secret_then_receivers_of_the_same_are_hear
     receiver.close_all_sockets()
 
 
-def test_receivers_when_there_is_a_secret_then_their_class_is_made_once_and_keeps_sockets_of_its_own(secret):
+def test_receivers_when_there_is_a_secret_then_their_class_is_made_once_and_sglang_closes_their_sockets(
+    secret, context
+):
     receiver = hand_over.receiver_class(by_nixl.NixlReceiver)
     assert receiver is hand_over.receiver_class(by_nixl.NixlReceiver) and issubclass(receiver, NixlKVReceiver)
-    assert receiver._socket_cache is not NixlKVReceiver._socket_cache
+    port, _ = control_port(context)
+    ours, _ = receiver._connect(f"tcp://127.0.0.1:{port}")
+    # As its manager does, when a prefill server has gone.
+    conn.CommonKVReceiver.disconnect_endpoint(f"tcp://127.0.0.1:{port}")
+    assert ours.closed
     assert receiver._ctx.get(zmq.MAX_SOCKETS) == NixlKVReceiver._ctx.get(zmq.MAX_SOCKETS)
 
 

@@ -115,6 +115,14 @@ class NixlSender(TellingSender, NixlKVSender):
 
     advanced_tokens = 0
 
+    def get_max_transfer_tokens(self) -> int | None:
+        try:
+            most: int | None = super().get_max_transfer_tokens()
+        except KeyError:
+            # Of a decode server that was not taken in: nothing goes there.
+            return None
+        return most
+
 
 class NixlReceiver(TakingReceiver, ScreenedReceiver, NixlKVReceiver):
     """What a decode server's requests receive with."""

@@ -81,6 +81,15 @@ class HandOver:
             manager.kv_layout = OF_WEIGHTS + weights
         super().register_to_bootstrap()  # type: ignore[misc]
 
+    def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
+        """Whether that prefill server is known. One that does not fit never is: its requests fail, where SGLang's decode
+        server ends."""
+        try:
+            return bool(super().try_ensure_parallel_info(bootstrap_addr))  # type: ignore[misc]
+        except (RuntimeError, AssertionError, ValueError) as error:
+            _say_misfit(bootstrap_addr, str(error))
+            return False
+
     def has_other_weights(self, prefill_server: str) -> bool:
         """Whether that server has loaded other weights than this one. After an update nobody can tell."""
         manager: Any = self
@@ -213,6 +222,11 @@ class ScreenedReceiver:
         receiver.conclude_state = KVPoll.Failed
 
 
+@functools.lru_cache(MAX_PEERS)
+def _say_misfit(prefill_server: str, why: str) -> None:
+    logger.error("banyan: the prefill server at %s does not fit: its requests fail: %s", prefill_server, why)
+
+
 @functools.cache
 def receiver_class(receiver: type[CommonKVReceiver]) -> type[CommonKVReceiver]:
     """The engine's, whose sockets speak to who knows the secret where this server has one. Asked for with each
@@ -220,6 +234,6 @@ def receiver_class(receiver: type[CommonKVReceiver]) -> type[CommonKVReceiver]:
     context = receiver_context()
     if context is None:
         return receiver
-    # Tables of its own, too: SGLang's keep sockets of SGLang's context.
+    # SGLang's tables, though: it looks there for the sockets of a prefill server that has gone.
     context.set(zmq.MAX_SOCKETS, receiver._ctx.get(zmq.MAX_SOCKETS))
-    return type("SealedKVReceiver", (receiver,), {"_ctx": context, "_socket_cache": {}, "_socket_locks": {}})
+    return type("SealedKVReceiver", (receiver,), {"_ctx": context})
