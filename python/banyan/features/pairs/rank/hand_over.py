@@ -82,8 +82,8 @@ class HandOver:
         super().register_to_bootstrap()  # type: ignore[misc]
 
     def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
-        """Whether that prefill server is known. One that does not fit never is: its requests fail, where SGLang's decode
-        server ends."""
+        """Whether that prefill server is known. One that does not fit never is: its requests fail, where in SGLang the
+        decode server ends."""
         try:
             return bool(super().try_ensure_parallel_info(bootstrap_addr))  # type: ignore[misc]
         except (RuntimeError, AssertionError, ValueError) as error:
