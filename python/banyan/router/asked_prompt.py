@@ -28,10 +28,11 @@ class Asked:
 
     @property
     def num_tokens(self) -> int:
-        """Of the whole batch, as if all its prompts were as long as the first; guessed from the text if need be."""
+        """Of the whole batch, as if all its prompts were as long as the first; guessed from the text if need be. One at
+        least: of nothing every server would have as much to do."""
         row = self.request.text or b""
         one = len(self.token_ids) if self.token_ids is not None else len(row) // BYTES_PER_TOKEN
-        return one * (1 + self.request.num_others)
+        return max(1, one) * (1 + self.request.num_others)
 
     def ids(self, block_tokens: int) -> PromptIds:
         """Of the prompt's blocks of that size, for targets whose events name them."""

@@ -164,9 +164,10 @@ def _prompt(path: str, by: By, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pin(body: bytes, rank: int) -> bytes:
-    """The body of a request that ``may_pin``, with its rank as the first field."""
-    start = body.index(b"{") + 1
-    return b'%b"%b":%d,%b' % (body[:start], RANK_FIELDS[0].encode(), rank, body[start:])
+    """The body of a request that ``may_pin``, with its rank as the last field: of two that have one name the last
+    counts, and the client may have sent a null."""
+    end = body.rindex(b"}")
+    return b'%b,"%b":%d%b' % (body[:end], RANK_FIELDS[0].encode(), rank, body[end:])
 
 
 def _completion(fields: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -55,9 +55,10 @@ class Tried:
 
 def may_retry(tried: Sequence[Tried], *, max_retries: int, num_servers: int) -> bool:
     """Whether another attempt is due after those in ``tried``."""
-    num_reached = sum(one.outcome is not Outcome.UNREACHED for one in tried)
-    # A server that cannot be reached is down from then on; the bound is for one that comes and goes.
-    return num_reached <= max_retries and len(tried) <= num_servers + max_retries
+    num_lost = sum(one.outcome not in (Outcome.UNREACHED, Outcome.REFUSED) for one in tried)
+    # A server that cannot be reached is down from then on, and one that refuses is not asked again; the bound is for
+    # those that come and go.
+    return num_lost <= max_retries and len(tried) <= num_servers + max_retries
 
 
 def account(tried: Sequence[Tried]) -> str:

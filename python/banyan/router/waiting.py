@@ -95,6 +95,8 @@ class Admission(Generic[T]):
     def _leave(self, waiting: _Waiting[T]) -> None:
         if waiting in self._waiting:
             self._waiting.remove(waiting)
+            # It may have held up others, whose servers have room.
+            self.wake()
 
 
 class Rate:

@@ -78,7 +78,13 @@ class PendingPrefixes:
         """The rank will have computed the prompt when it has computed ``due_tokens``."""
         if self._row is None:
             self._row = prefix_fingerprint.row()
-        self._row.appendleft(prefix_fingerprint)
+        try:
+            self._row.appendleft(prefix_fingerprint)
+        except ValueError:
+            # Of pages of another size, which another server has brought or taken away: they compare with none of these.
+            self.clear()
+            self._row = prefix_fingerprint.row()
+            self._row.appendleft(prefix_fingerprint)
         self._due_tokens.appendleft(due_tokens)
         self._num_tokens += len(prefix_fingerprint)
         while self._num_tokens > MAX_PENDING_TOKENS:

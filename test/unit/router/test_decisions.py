@@ -105,6 +105,8 @@ def test_retry_when_servers_were_not_reached_then_it_is_free_and_otherwise_count
     assert may_retry([unreached] * 3, max_retries=0, num_servers=3)
     assert not may_retry([unreached] * 4, max_retries=0, num_servers=3)
     assert not may_retry([lost], max_retries=0, num_servers=3)
+    refused = Tried(URL, Outcome.REFUSED, "x")
+    assert may_retry([refused, refused], max_retries=0, num_servers=3), "others may have room"
     assert may_retry([unreached, lost], max_retries=1, num_servers=3)
     assert not may_retry([lost, lost], max_retries=1, num_servers=3)
 

@@ -129,5 +129,10 @@ def test_pin_when_added_then_everything_else_is_as_it_was():
     body = b' { "text" : "{caf\\u00e9}", "x":1.50}'
     assert read(GENERATE, body, {}).may_pin
     pinned = pin(body, 3)
-    assert json.loads(pinned) == {"routed_dp_rank": 3} | json.loads(body)
-    assert pinned.endswith(body[2:])
+    assert json.loads(pinned) == json.loads(body) | {"routed_dp_rank": 3}
+    assert pinned.startswith(body[:-1])
+
+
+def test_pin_when_the_client_has_sent_a_null_in_its_place_then_the_rank_counts():
+    body = b'{"routed_dp_rank": null, "text": "x"}'
+    assert read(GENERATE, body, {}).may_pin and json.loads(pin(body, 3))["routed_dp_rank"] == 3

@@ -69,6 +69,25 @@ def test_queue_when_one_waits_for_a_full_server_then_those_for_others_do_not_wai
     asyncio.run(scenario())
 
 
+def test_queue_when_who_is_in_front_leaves_then_those_behind_get_what_he_could_not_take():
+    async def scenario():
+        queue = Admission(8, lambda place: None)
+        room = {"a": 1, "b": 0}
+
+        def take(servers):
+            return next((one for one in servers if room[one]), None)
+
+        first = asyncio.ensure_future(queue.enter(lambda: take("b"), 60))
+        await asyncio.sleep(0)
+        behind = asyncio.ensure_future(queue.enter(lambda: take("ab"), 60))
+        await asyncio.sleep(0)
+        assert queue.num_waiting == 2
+        first.cancel()
+        assert await asyncio.wait_for(behind, 5) == "a"
+
+    asyncio.run(scenario())
+
+
 def test_queue_when_nobody_has_room_then_who_waits_for_one_server_is_passed_over_by_nobody_for_it():
     async def scenario():
         room, placed = [0], []

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from dataclasses import dataclass
 from itertools import takewhile
 
 import pytest
 
+from banyan import _native
 from banyan.routing import Dispatcher, LoadReport, Prompt, Reason, pending_prefixes
 from banyan.routing.pending_prefixes import PendingPrefixes
 from banyan.routing.policies import Affinity, LMetric
@@ -52,6 +54,14 @@ class Text:
 
 def asking(letters, **fields):
     return Prompt(len(letters) + 1, tokens=Text(letters), **fields)
+
+
+def test_prompts_when_pages_of_another_size_come_then_they_take_the_place_of_those_before():
+    small, large = (_native.PromptTokens(b"", array("q", range(32)), page).prefix_fingerprint() for page in (8, 16))
+    prompts = PendingPrefixes()
+    prompts.placed(small, 10)
+    prompts.placed(large, 20)
+    assert len(prompts) == 1 and prompts.leading_tokens(large) == 32
 
 
 def test_due_tokens_when_several_begin_alike_then_the_first_that_has_them_all():
