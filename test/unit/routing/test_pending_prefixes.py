@@ -57,7 +57,7 @@ def asking(letters, **fields):
 
 
 def test_prompts_when_pages_of_another_size_come_then_they_take_the_place_of_those_before():
-    small, large = (_native.PromptTokens(b"", array("q", range(32)), page).prefix_fingerprint() for page in (8, 16))
+    small, large = (_native.PromptTokens(None, array("q", range(32)), page).prefix_fingerprint() for page in (8, 16))
     prompts = PendingPrefixes()
     prompts.placed(small, 10)
     prompts.placed(large, 20)
