@@ -363,6 +363,11 @@ def environment_refusal(variable: str) -> str:
     return f"{variable} does not say --enable-banyan: say so, or unset it"
 
 
+def words_refusal(variable: str, error: object) -> str:
+    """The line for flags in the environment that are no words of a command line."""
+    return f"{variable}: {error}: close it"
+
+
 def not_enabled_refusal(given: Sequence[str]) -> str:
     """The line for flags of Banyan's on a command line that does not turn it on."""
     return f"{', '.join(given)}: has no effect without --enable-banyan: pass that as well, or drop it"

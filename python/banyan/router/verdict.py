@@ -56,8 +56,11 @@ class Tried:
 def may_retry(tried: Sequence[Tried], *, max_retries: int, num_servers: int) -> bool:
     """Whether another attempt is due after those in ``tried``."""
     num_lost = sum(one.outcome not in (Outcome.UNREACHED, Outcome.REFUSED) for one in tried)
-    # A server that cannot be reached is down from then on, and one that refuses is not asked again; the bound is for
-    # those that come and go.
+    refused = [one.server for one in tried if one.outcome is Outcome.REFUSED]
+    # None is left to be asked, or one that had refused was the only one left.
+    if len(set(refused)) == num_servers or len(set(refused)) < len(refused):
+        return False
+    # A server that cannot be reached is down from then on; the last bound is for one that comes and goes.
     return num_lost <= max_retries and len(tried) <= num_servers + max_retries
 
 

@@ -42,7 +42,7 @@ class RemotePrefetch:
 
 
 @dataclass(frozen=True, slots=True)
-class Brought:
+class KeptPages:
     """The first ``num_pages`` of a remote prefetch are there to be borrowed."""
 
     remote_prefetch: RemotePrefetch
@@ -63,7 +63,7 @@ class RemotePrefetches:
         self._begun: set[RemotePrefetch] = set()
         self._said_s: dict[RemotePrefetch, float] = {}
         self._over: list[tuple[RemotePrefetch, int]] = []
-        self._brought: dict[tuple[bytes, str], Brought] = {}
+        self._brought: dict[tuple[bytes, str], KeptPages] = {}
         self._let_go: list[RemotePrefetch] = []
 
     @property
@@ -100,13 +100,13 @@ class RemotePrefetches:
                 self._remote_leases.unreserve(self._end_keeping(place))
         return said
 
-    def take_brought(self, sender: bytes, first_key: str) -> Brought | None:
+    def take_brought(self, sender: bytes, first_key: str) -> KeptPages | None:
         """What was brought for ``sender`` from that page on, which borrows it now: it has its room until ``borrowed``,
         however long that takes."""
         with self._lock:
             return self._brought.pop((sender, first_key), None)
 
-    def borrowed(self, brought: Brought) -> None:
+    def borrowed(self, brought: KeptPages) -> None:
         """It has been borrowed, or could not."""
         with self._lock:
             self._let_go.append(brought.remote_prefetch)
@@ -150,7 +150,7 @@ class RemotePrefetches:
         if num_pages:
             place = (remote_prefetch.sender, remote_prefetch.keys[0])
             num_free += self._end_keeping(place)
-            self._brought[place] = Brought(remote_prefetch, num_pages, self._clock() + BORROW_S)
+            self._brought[place] = KeptPages(remote_prefetch, num_pages, self._clock() + BORROW_S)
         self._remote_leases.unreserve(num_free)
 
     def _end_keeping(self, place: tuple[bytes, str]) -> int:

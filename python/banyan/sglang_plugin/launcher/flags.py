@@ -23,6 +23,7 @@ from banyan.refusals import (
     late_refusal,
     not_enabled_refusal,
     refusals,
+    words_refusal,
 )
 from banyan.refusals.combinations import idle_flags
 from banyan.refusals.kinds import KindFacts
@@ -73,7 +74,7 @@ def take_environment(server_args: Any) -> None:
     try:
         words = config.flags_in_environment()
     except ValueError as error:
-        runtime.refuse(f"{config.FLAGS_VARIABLE}: {error}")
+        runtime.refuse(words_refusal(config.FLAGS_VARIABLE, error))
     if words is None or runtime.bookkeeping(server_args) is not None:
         return
     try:

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import logging
 import secrets
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
-
-from sglang.srt.runtime_context import get_schedule
 
 from banyan import faults
 from banyan.cache import PrefixCache
@@ -25,7 +22,7 @@ from banyan.sglang_plugin.pools.kind_pools import RankPools
 from banyan.sglang_plugin.rank import points, prefill, requests, times
 from banyan.sglang_plugin.rank.all_kinds import Kinds
 from banyan.sglang_plugin.rank.evicting.node_demand import NodeDemand
-from banyan.sglang_plugin.rank.kind import RankSetup
+from banyan.sglang_plugin.rank.kind import RankSetup, most_chunk_tokens
 from banyan.sglang_plugin.rank.layer_wait import LayerWait
 from banyan.sglang_plugin.rank.one_rank import RankParts
 from banyan.sglang_plugin.rank.planning import RankPlanner
@@ -118,7 +115,7 @@ def _make_planner(setup: RankSetup, kinds: Kinds, pools: RankPools) -> RankPlann
         min_pages=-(-setup.config.min_fetch_tokens // setup.page_tokens),
         num_in_step=kinds.full.member_slots.layout.attn_dp,
         fixed_tokens=kinds.fixed_tokens,
-        chunk_tokens=max(get_schedule().chunked_prefill_size or 0, 0) or sys.maxsize,
+        chunk_tokens=most_chunk_tokens(),
     )
     faults.hush(planner, "became", "refused", "started", "moved", "forward_begins", "forward_ended", "forward_took")
     faults.hush(planner, "was_read", "step_begins")

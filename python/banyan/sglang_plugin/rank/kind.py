@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +74,11 @@ class RankSetup:
     counters: Counters
     arena_events: ArenaEvents | None
     points: Points
+
+
+def most_chunk_tokens() -> int:
+    """No forward computes more of a prompt."""
+    return max(get_schedule().chunked_prefill_size or 0, 0) or sys.maxsize
 
 
 class Kind:

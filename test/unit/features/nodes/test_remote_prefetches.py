@@ -239,7 +239,7 @@ def test_remote_prefetches_when_there_is_no_room_for_all_then_the_others_wait_in
     assert line.remote_prefetches.take_brought(b"other", keys(1)[0]) is None
     brought = line.remote_prefetches.take_brought(b"p", keys(1)[0])
     lease = FakeLease(brought.num_pages)
-    line.now_s += 10 * BORROW_S
+    line.now_s += 2 * BORROW_S
     assert lease.num_pages == 3 and line.answers() == {} and not line.remote_leases.has_room(3)
     remote_lease = line.remote_leases.lend(lease, None)
     assert line.remote_prefetches.let_go() == []
