@@ -55,13 +55,9 @@ class Tried:
 
 def may_retry(tried: Sequence[Tried], *, max_retries: int, num_servers: int) -> bool:
     """Whether another attempt is due after those in ``tried``."""
-    num_lost = sum(one.outcome not in (Outcome.UNREACHED, Outcome.REFUSED) for one in tried)
-    refused = [one.server for one in tried if one.outcome is Outcome.REFUSED]
-    # None is left to be asked, or one that had refused was the only one left.
-    if len(set(refused)) == num_servers or len(set(refused)) < len(refused):
-        return False
-    # A server that cannot be reached is down from then on; the last bound is for one that comes and goes.
-    return num_lost <= max_retries and len(tried) <= num_servers + max_retries
+    num_reached = sum(one.outcome is not Outcome.UNREACHED for one in tried)
+    # A server that cannot be reached is down from then on; the bound is for one that comes and goes.
+    return num_reached <= max_retries and len(tried) <= num_servers + max_retries
 
 
 def account(tried: Sequence[Tried]) -> str:

@@ -61,10 +61,6 @@ REFUSED = {
         "drop those flags",
     ),
     "--banyan-store s3": (["--banyan-store", "s3:///x", "--banyan-host-gb", "1"], "use one of 3fs, file"),
-    "--banyan-store mooncake": (
-        ["--banyan-store", "mooncake://127.0.0.1:1", "--banyan-host-gb", "1"],
-        "start one with `mooncake_master",
-    ),
     "--banyan-store-admit": (
         [*PAIRED, "decode", "--banyan-store", "s", "--banyan-host-gb", "1", "--banyan-store-admit", "second"],
         "use first",
@@ -152,6 +148,15 @@ def test_start_when_banyan_itself_fails_then_no_other_server_is_started_in_its_p
         prepare_server_args([*BASE, "--enable-banyan"])
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("banyan: refused:")]
     assert "no descriptor left" in line and "without --enable-banyan" in line
+
+
+def test_start_when_what_serves_the_store_does_not_answer_yet_then_that_is_said_and_the_ranks_ask_again(monkeypatch):
+    told = Mock(wraps=flags.logger)
+    monkeypatch.setattr(flags, "logger", told)
+    asked = ["--enable-banyan", "--banyan-store", "mooncake://127.0.0.1:1", "--banyan-host-gb", "1"]
+    assert runtime.bookkeeping(prepare_server_args([*BASE, *asked])) is not None
+    (line,) = [call.args for call in told.warning.call_args_list]
+    assert "does not answer yet" in line[0]
 
 
 def test_start_when_ranks_share_nothing_then_what_is_idle_is_said_once_and_no_arena_is_asked_for(monkeypatch):
@@ -449,6 +454,13 @@ def test_engine_when_plugins_come_after_its_arguments_were_resolved_then_one_lin
     with pytest.raises(SystemExit):
         args.resolve_once()
     assert "load_plugins()" in capsys.readouterr().err
+
+
+def test_engine_when_sglang_is_not_the_one_then_it_starts_without_banyan_however_often_it_looks(monkeypatch, capsys):
+    make_unfit(monkeypatch, features.CORE)
+    args = resolved(monkeypatch, "--enable-banyan")
+    args.resolve_once()
+    assert runtime.bookkeeping(args) is None and "refused" not in capsys.readouterr().err
 
 
 def test_engine_when_the_command_line_has_spoken_then_the_environment_is_not_asked(monkeypatch):

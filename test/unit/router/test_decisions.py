@@ -105,10 +105,6 @@ def test_retry_when_servers_were_not_reached_then_it_is_free_and_otherwise_count
     assert may_retry([unreached] * 3, max_retries=0, num_servers=3)
     assert not may_retry([unreached] * 4, max_retries=0, num_servers=3)
     assert not may_retry([lost], max_retries=0, num_servers=3)
-    refused = [Tried(server, Outcome.REFUSED, "x") for server in "abc"]
-    assert may_retry(refused[:2], max_retries=0, num_servers=3), "the third may have room"
-    assert not may_retry(refused, max_retries=9, num_servers=3)
-    assert not may_retry([refused[0], refused[0]], max_retries=9, num_servers=3)
     assert may_retry([unreached, lost], max_retries=1, num_servers=3)
     assert not may_retry([lost, lost], max_retries=1, num_servers=3)
 

@@ -35,13 +35,17 @@ from banyan.refusals.tenant_server import TenantFacts, file_refusal, misfit_refu
 from banyan.sglang_plugin import last_words, runtime, seams
 from banyan.sglang_plugin.launcher import cpu_engine, tenant_salts
 from banyan.store import look
-from banyan.store.location import StoreLocation, asked_scheme
+from banyan.store.location import FILE, HF3FS, StoreLocation, asked_scheme
 
 logger = logging.getLogger("banyan")
 
 HEARS_LOADS = "total_tokens"
 """One of SGLang's ways to choose ranks, which it does not do then. Of a server over several nodes the ranks tell their
 loads over the network, and only with such a way the dispatcher is who listens; else nobody does until ``/v1/loads``."""
+
+IS_OFF = "_banyan_is_off"
+"""Attribute of ServerArgs that a program has built, as ``runtime.BOOKKEEPING``: Banyan does not fit this SGLang, which
+has been said."""
 
 F = TypeVar("F")
 
@@ -75,7 +79,7 @@ def take_environment(server_args: Any) -> None:
         words = config.flags_in_environment()
     except ValueError as error:
         runtime.refuse(words_refusal(config.FLAGS_VARIABLE, error))
-    if words is None or runtime.bookkeeping(server_args) is not None:
+    if words is None or runtime.bookkeeping(server_args) is not None or getattr(server_args, IS_OFF, False):
         return
     try:
         server_args.page_size = server_args.page_size
@@ -89,7 +93,9 @@ def take_environment(server_args: Any) -> None:
         runtime.refuse(environment_refusal(config.FLAGS_VARIABLE))
     asked.load_balance_method = server_args.load_balance_method
     asked.disaggregation_mode = server_args.disaggregation_mode
-    _carry(server_args, _turned_on(asked, server_args))
+    carried = _turned_on(asked, server_args)
+    setattr(server_args, IS_OFF, carried is None)
+    _carry(server_args, carried)
 
 
 def _carry(server_args: Any, carried: dict[str, Any] | None) -> None:
@@ -265,9 +271,15 @@ def _store_refusals(wanted: Config) -> list[str]:
     if not (wanted.store and wanted.shares):
         return []
     try:
-        look(StoreLocation.parse(wanted.store))
-    except (OSError, ValueError) as error:
+        location = StoreLocation.parse(wanted.store)
+        look(location)
+    except ValueError as error:
         return [store_refusal(paths=wanted.store, error=error)]
+    except OSError as error:
+        if location.scheme in (FILE, HF3FS):
+            return [store_refusal(paths=wanted.store, error=error)]
+        # What serves it may be about to start. The ranks ask again, once they have their weights.
+        logger.warning("banyan: the store does not answer yet: %s", error)
     return []
 
 

@@ -238,6 +238,8 @@ class CudaPeers:
             batch.copy.fail()
             self._is_broken = True
             logger.error("banyan: sharing is off from here on, a copy could not be enqueued", exc_info=error)
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
 
     def _enqueue(self, batch: _Batch) -> None:
         ready = self._order.ready_events()
