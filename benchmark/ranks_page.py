@@ -4,18 +4,17 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmark.kept_table import kept_table
 from benchmark.metrics import ranged
 from benchmark.provenance import place_and_time
 
 KEPT = Path(__file__).parents[1] / "docs" / "benchmarks" / "ranks.json"
 """A ``report.json`` of ``make ranks``."""
 
-COLUMNS = 118
 HEAD = (
     "| ranks | requests a rank | prompts | found again: off, on | TTFT, run 1 | latency, run 1 | TTFT, run 2 "
     "| TTFT in run 2: off, on | p90 of TPOT | requests a second in run 2: off, on | failed |"
@@ -28,9 +27,7 @@ def table() -> str:
 
 
 def page(run: Mapping[str, Any]) -> str:
-    rule = "|" + "---|" * (HEAD.count("|") - 1)
-    rows = "\n".join(_row(row) for row in run["rows"])
-    return f"{HEAD}\n{rule}\n{rows}\n\n{textwrap.fill(_conditions(run), COLUMNS)}\n"
+    return kept_table(HEAD, map(_row, run["rows"]), _conditions(run))
 
 
 def _row(row: Mapping[str, Any]) -> str:

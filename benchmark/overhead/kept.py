@@ -4,18 +4,17 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmark.kept_table import kept_table
 from benchmark.metrics import ranged
 from benchmark.provenance import place_and_time
 
 KEPT = Path(__file__).parents[2] / "docs" / "benchmarks" / "overhead.json"
 """A ``report.json`` of ``make overhead``."""
 
-COLUMNS = 118
 HEAD = (
     "| ranks | case | requests a second | TTFT | time between tokens | sharing off | scheduler, ms a request "
     "| dispatcher, ms a request |"
@@ -25,9 +24,8 @@ HEAD = (
 def table() -> str:
     """The rows of the kept run, and where it ran."""
     run = json.loads(KEPT.read_text())
-    rule = "|" + "---|" * (HEAD.count("|") - 1)
-    rows = "\n".join(_row(ranks, row) for ranks, rows in run["by_ranks"].items() for row in rows)
-    return f"{HEAD}\n{rule}\n{rows}\n\n{textwrap.fill(_conditions(run), COLUMNS)}\n"
+    rows = (_row(ranks, row) for ranks, rows in run["by_ranks"].items() for row in rows)
+    return kept_table(HEAD, rows, _conditions(run))
 
 
 def _row(ranks: str, row: Mapping[str, Any]) -> str:

@@ -235,6 +235,7 @@ class CudaPeers:
         try:
             self._enqueue(batch)
         except BaseException as error:
+            # Whatever it is, a part may be under way: the copy has failed, and keeps its leases until that has ended.
             batch.copy.fail()
             self._is_broken = True
             logger.error("banyan: sharing is off from here on, a copy could not be enqueued", exc_info=error)
