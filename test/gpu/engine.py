@@ -42,6 +42,8 @@ OPTIONS, STAND_IN = "SERVER_OPTIONS", "CUDA_STAND_IN"
 
 LAUNCH = ("-m", "sglang.launch_server")
 PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None).prctl
+"""Found before any fork: a library must not be opened in the child of a process with threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ def free_port() -> int:
 
 def die_with_parent() -> None:
     """In a child, before it becomes the server: whatever ends this process ends it as well."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end_on_termination() -> None:

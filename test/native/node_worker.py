@@ -14,9 +14,9 @@ from test.unit.features.nodes.rig import Node  # noqa: E402
 
 from banyan.core import Address  # noqa: E402
 
-LAYER_BYTES = 1 << 20
+LAYER_BYTES = 4 << 20
 NUM_PAGES = 8
-"""24 MiB: more than the buffers of a connection."""
+"""96 MiB: what is left behind the first of the layers is more than the buffers of a connection may hold (tcp_rmem)."""
 
 
 def node() -> Node:

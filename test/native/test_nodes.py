@@ -64,6 +64,17 @@ def lender(address: Address) -> Process:
     return process
 
 
+def stop(pid: int) -> None:
+    """Returns when it stands: no system call of its threads goes on."""
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: is_stopped(pid))
+
+
+def is_stopped(pid: int) -> bool:
+    stats = (task / "stat" for task in Path(f"/proc/{pid}/task").iterdir())
+    return all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+
 def fetch(borrower: Node, rid: str) -> tuple[bool, float]:
     """Pull all pages into the pool; whether they landed, and how long that took after the answer."""
     until(lambda: borrower.borrower.num_listening == 1, timeout_s=30)
@@ -107,7 +118,7 @@ def test_pull_when_its_source_stands_still_then_it_fails_in_seconds_and_is_good_
 ) -> None:
     process = lender(borrower.address)
     pid = process.popen.pid
-    carrier.happens = lambda: os.kill(pid, signal.SIGSTOP)
+    carrier.happens = lambda: stop(pid)
     landed, took_s = fetch(borrower, "stopped")
     assert not landed and took_s < 5 * STALL_S
     until(lambda: borrower.borrower.num_listening == 0)

@@ -113,7 +113,9 @@ def test_steps_when_there_are_jobs_then_they_run_beside_each_other(check, tmp_pa
     writing = check.Step(
         "writing", ("-c", "import pathlib, sys; pathlib.Path(sys.argv[1]).touch()", waiting.command[2])
     )
-    assert sorted(ended(check, [waiting, writing], tmp_path, num_at_once=2)) == [("waiting", 0), ("writing", 0)]
+    said = ended(check, [waiting, writing], tmp_path, num_at_once=2)
+    printed = [(tmp_path / f"{step.name}.txt").read_text() for step in (waiting, writing)]
+    assert sorted(said) == [("waiting", 0), ("writing", 0)], printed
 
 
 def test_steps_when_some_measure_then_they_run_alone_behind_the_others(check, monkeypatch):
