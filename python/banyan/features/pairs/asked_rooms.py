@@ -5,8 +5,8 @@ Anybody who may speak to the control port can ask for a room that no request wil
 room of a request that is aborted while it waits, or between two chunks.
 
 Invariants
-  1. No more than ``max_rooms`` wait for their request, and none for longer than ``patience_s`` once others are asked
-     for: the oldest are to be forgotten. So are those that were left.
+  1. No more than ``max_rooms`` wait for their request, nor more than were asked for by ``max_bytes``, and none for
+     longer than ``patience_s`` once others are asked for: the oldest are to be forgotten. So are those that were left.
   2. A room is its request's from ``claim`` until ``release``, and is not forgotten meanwhile.
 
 A room: asked for -> claimed -> released, or left; or claimed -> asked for; or asked for, or left -> forgotten. Any
@@ -19,6 +19,9 @@ import threading
 from collections.abc import Callable
 
 MAX_ROOMS = 4096
+MAX_BYTES = 256 << 20
+"""A prompt of a million tokens is asked for by 4 MB where a page is one token, else by a few hundred KB at most."""
+
 PATIENCE_S = 300.0
 """As long as SGLang waits for the other half of a hand-over."""
 
@@ -27,60 +30,89 @@ class AskedRooms:
     """One rank's. ``asked`` and ``left`` say which rooms are to be forgotten."""
 
     def __init__(
-        self, clock: Callable[[], float], *, max_rooms: int = MAX_ROOMS, patience_s: float = PATIENCE_S
+        self,
+        clock: Callable[[], float],
+        *,
+        max_rooms: int = MAX_ROOMS,
+        max_bytes: int = MAX_BYTES,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._clock = clock
-        self._max_rooms = max_rooms
-        self._patience_s = patience_s
         self._lock = threading.Lock()
-        self._waiting: dict[int, float] = {}
-        self._left: dict[int, float] = {}
-        self._claimed: set[int] = set()
+        self._waiting = _Rooms(max_rooms, max_bytes, patience_s)
+        self._left = _Rooms(max_rooms, max_bytes, patience_s)
+        self._claimed: dict[int, int] = {}
+        """By how many bytes each was asked for."""
 
     def __len__(self) -> int:
         """How many wait for their request."""
-        return len(self._waiting)
+        return len(self._waiting.since_s)
 
-    def asked(self, room: int) -> list[int]:
-        """A decode server asks for it."""
+    def asked(self, room: int, num_bytes: int) -> list[int]:
+        """A decode server's rank asks for it, by so many bytes."""
         now_s = self._clock()
         with self._lock:
-            self._left.pop(room, None)
-            if room not in self._claimed:
-                self._waiting.setdefault(room, now_s)
-            return self._take_old(self._waiting, now_s)
+            num_bytes += self._left.pop(room)
+            if room in self._claimed:
+                self._claimed[room] += num_bytes
+            else:
+                self._waiting.add(room, num_bytes, now_s)
+            return self._waiting.take_old(now_s)
 
     def left(self, room: int) -> list[int]:
         """Its request was given up, and may not be heard of again."""
         now_s = self._clock()
         with self._lock:
-            self._claimed.discard(room)
-            self._left.pop(room, None)
-            self._left[room] = now_s
-            return self._take_old(self._left, now_s)
-
-    def _take_old(self, rooms: dict[int, float], now_s: float) -> list[int]:
-        """Those that are too many, or too old, the oldest first."""
-        taken: list[int] = []
-        for oldest, since_s in rooms.items():
-            if len(rooms) - len(taken) <= self._max_rooms and now_s - since_s <= self._patience_s:
-                break
-            taken.append(oldest)
-        for one in taken:
-            del rooms[one]
-        return taken
+            num_bytes = self._claimed.pop(room, 0) + self._left.pop(room)
+            self._left.add(room, num_bytes, now_s)
+            return self._left.take_old(now_s)
 
     def claim(self, room: int) -> None:
         """A request has come to it."""
         with self._lock:
-            self._waiting.pop(room, None)
-            self._left.pop(room, None)
-            self._claimed.add(room)
+            num_bytes = self._waiting.pop(room) + self._left.pop(room)
+            self._claimed[room] = self._claimed.get(room, 0) + num_bytes
 
     def release(self, room: int) -> None:
         """The request is over, or has been given up. Twice is fine."""
         with self._lock:
-            self._claimed.discard(room)
+            self._claimed.pop(room, None)
 
     def is_claimed(self, room: int) -> bool:
         return room in self._claimed
+
+
+class _Rooms:
+    """The oldest first."""
+
+    def __init__(self, max_rooms: int, max_bytes: int, patience_s: float) -> None:
+        self._max_rooms = max_rooms
+        self._max_bytes = max_bytes
+        self._patience_s = patience_s
+        self._num_bytes: dict[int, int] = {}
+        self._total_bytes = 0
+        self.since_s: dict[int, float] = {}
+
+    def add(self, room: int, num_bytes: int, now_s: float) -> None:
+        self.since_s.setdefault(room, now_s)
+        self._num_bytes[room] = self._num_bytes.get(room, 0) + num_bytes
+        self._total_bytes += num_bytes
+
+    def pop(self, room: int) -> int:
+        """By how many bytes it was asked for; 0 where it is none of these."""
+        self.since_s.pop(room, None)
+        num_bytes = self._num_bytes.pop(room, 0)
+        self._total_bytes -= num_bytes
+        return num_bytes
+
+    def take_old(self, now_s: float) -> list[int]:
+        """Those that are too many, too large together, or too old."""
+        taken: list[int] = []
+        while self.since_s:
+            oldest, since_s = next(iter(self.since_s.items()))
+            fits = len(self.since_s) <= self._max_rooms and self._total_bytes <= self._max_bytes
+            if fits and now_s - since_s <= self._patience_s:
+                break
+            self.pop(oldest)
+            taken.append(oldest)
+        return taken

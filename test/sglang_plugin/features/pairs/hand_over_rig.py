@@ -93,7 +93,7 @@ def make_manager(agent, *, item_bytes=PAGE_LAYER_BYTES // 2):
         AGENT: SimpleNamespace(
             decode_tp_size=1, requires_dcp_relayout=False, kv_xfer_segments=None, dst_homogeneous_mem_kind="DRAM",
             dst_kv_ptrs=[1] * NUM_REGIONS, gpu_id=0, dst_num_slots=NUM_SLOTS, dst_aux_ptrs=[],
-            staging_base_ptr=0, staging_total_size=0,
+            staging_base_ptr=0, staging_total_size=0, endpoint=ENDPOINT[0], dst_port=ENDPOINT[1],
         )
     }  # fmt: skip
     made.transfer_queues = [Ending()]

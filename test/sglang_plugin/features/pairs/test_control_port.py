@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sglang.srt.disaggregation.base.conn import KVPoll
 from sglang.srt.disaggregation.mooncake import conn as of_mooncake
 from sglang.srt.disaggregation.nixl.conn import GUARD, KVArgsRegisterInfo, NixlKVManager, TransferInfo
-from test.sglang_plugin.features.pairs.hand_over_rig import AGENT, SlowAgent, make_manager
+from test.sglang_plugin.features.pairs.hand_over_rig import AGENT, ENDPOINT, SlowAgent, make_manager
 
 from banyan.features.pairs import AskedRooms
 from banyan.features.pairs.rank import by_mooncake, by_nixl
@@ -142,6 +142,24 @@ def test_message_when_it_is_of_a_deferred_allocation_then_it_is_foreign_only_whe
     manager = of_mooncakes()
     manager.deferred_bootstrap = deferred
     assert manager._is_foreign([b"BOOTSTRAP", b"7", b"10.0.0.2", b"4242"]) is foreign
+
+
+@pytest.mark.parametrize(
+    ("address", "foreign"),
+    [((), False), (ENDPOINT, False), (("10.0.0.2", 4243), True), (("10.6.6.6", 4242), True)],
+    ids=["none", "a decode server's", "another port", "another host"],
+)
+def test_abort_when_it_wants_an_answer_elsewhere_than_at_a_decode_server_then_it_is_foreign(address, foreign):
+    abort = [b"ABORT", b"7", *(str(part).encode() for part in address)]
+    assert make_manager(SlowAgent(1))._is_foreign(abort) is foreign
+    manager = of_mooncakes()
+    assert manager._is_foreign(abort) is bool(address)
+    manager.decode_kv_args_table["10.0.0.2:1"] = SimpleNamespace(endpoint=ENDPOINT[0], dst_port=ENDPOINT[1])
+    assert manager._is_foreign(abort) is foreign
+
+
+def test_abort_when_it_names_no_room_then_it_is_foreign():
+    assert make_manager(SlowAgent(1))._is_foreign([b"ABORT", b"seven"])
 
 
 def registration(name):
@@ -275,6 +293,20 @@ def test_peers_of_mooncake_when_there_are_too_many_then_the_next_is_not_taken_in
     manager.decode_kv_args_table = dict.fromkeys(map(str, range(MAX_PEERS)))
     said = manager._publish_peer_registration("new:1", SimpleNamespace(endpoint="10.0.0.3"))
     assert said is not None and "new:1" not in manager.decode_kv_args_table
+
+
+def test_decode_server_when_it_has_fewer_layers_then_its_transfer_fails_and_the_thread_goes_on(monkeypatch, caplog):
+    monkeypatch.setattr(of_mooncake, "get_memory", lambda: SimpleNamespace(enable_unified_memory=False))
+    manager = of_mooncakes()
+    manager.enable_custom_mem_pool, manager.is_mla_backend, manager.pp_size = False, True, 1
+    manager.kv_args = SimpleNamespace(
+        kv_data_ptrs=[1, 2, 3], kv_item_lens=[8, 8, 8], kv_layer_ids=[0, 1, 2], mla_compression_ratios=None,
+        prefill_start_layer=0, prefill_end_layer=3, page_size=1, num_draft_entries=0,
+    )  # fmt: skip
+    pages = np.arange(2, dtype=np.int32)
+    manager._validate_envelope_kv_layout = lambda *_: None
+    assert manager.send_kvcache("10.0.0.2:1", pages, [1], pages, None, dst_layer_ids=[0]) == by_mooncake.FAILED
+    assert "nothing can be sent to 10.0.0.2:1" in caplog.text
 
 
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=30))

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from sglang.srt.disaggregation.base.conn import KVPoll
+from sglang.srt.disaggregation.nixl import conn as of_nixl
 from test.sglang_plugin.features.pairs.hand_over_rig import (
     NUM_LAYERS,
     NUM_REGIONS,
@@ -20,7 +21,7 @@ from test.sglang_plugin.features.pairs.hand_over_rig import (
     make_manager,
 )
 
-from banyan.features.pairs.rank import by_nixl
+from banyan.features.pairs.rank import by_nixl, layerwise
 from banyan.sglang_plugin import runtime
 
 NUM_ABORTS = 1000
@@ -115,6 +116,21 @@ def test_layers_when_the_forward_goes_on_then_those_behind_it_have_left(pair):
     come = pair.decode.words(7)
     assert (come[[0, 1, NUM_LAYERS, NUM_LAYERS + 1]] > 0).all() and (come > 0).sum() == 8
     assert sender.poll() == KVPoll.Transferring
+
+
+def test_chunk_when_its_decode_server_stands_still_then_it_fails_and_the_next_one_is_sent(pair, monkeypatch):
+    monkeypatch.setattr(layerwise, "SLOW_S", 0.05)
+    monkeypatch.setattr(layerwise, "LEAST_BYTES_PER_S", 1 << 40)
+    monkeypatch.setattr(of_nixl, "NIXL_ERR_SETTLE_TIMEOUT_S", 0.05)
+    look = pair.agent.check_xfer_state
+    pair.agent.check_xfer_state = lambda handle: "PROC" if handle["room"] == 7 else look(handle)
+    stuck, other = sender_of(pair.manager, 7, 2), sender_of(pair.manager, 8, 2)
+    pair.decode.asks(7, 2)
+    pair.decode.asks(8, 2)
+    forward(pair, stuck, [3, 4], 0)
+    forward(pair, other, [5, 6], 0)
+    until(lambda: other.poll() == KVPoll.Success)
+    assert stuck.poll() == KVPoll.Failed and pair.decode.num_locked == 4, "it may still be written to"
 
 
 def test_chunk_when_its_pages_are_others_than_announced_then_they_are_sent_whole(pair):

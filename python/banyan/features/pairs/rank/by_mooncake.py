@@ -2,13 +2,16 @@
 """SGLang's hand-over by Mooncake, with what is different in all (``hand_over``). Chunks leave as SGLang sends them.
 
 SGLang's threads end at a request of a decode server that has not said where its pool lies, and at one whose pages are
-divided in a way that they do not know: both are foreign here. On a CPU Mooncake is told to use TCP by
+divided in a way that they do not know: both are foreign here. They end at one whose pool does not fit, too: here its
+requests fail. On a CPU Mooncake is told to use TCP by
 ``MC_FORCE_TCP=1``; it finds out by itself what memory a pool lies in.
 """
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.disaggregation.mooncake.conn import (
@@ -25,6 +28,11 @@ from banyan.features.pairs.rank.hand_over import HandOver, ScreenedReceiver, Tel
 from banyan.features.pairs.rank.sealed import sealing_what_listens
 from banyan.features.pairs.rank.taking_back import TakingReceiver
 from banyan.sglang_plugin import runtime
+
+logger = logging.getLogger("banyan")
+
+FAILED = -1
+"""As SGLang's transfers end where Mooncake says no: the session counts as failed."""
 
 SESSION = re.compile(r".+:[0-9]{1,5}")
 """SGLang takes the port from behind the last colon, on the scheduler's thread."""
@@ -65,11 +73,36 @@ class MooncakeHandOver(HandOver, MooncakeKVManager):
         except RuntimeError:
             return False
 
+    def send_kvcache(self, session: str, *what: Any, **named: Any) -> int:
+        return _or_failed(super().send_kvcache, session, *what, **named)
+
+    def send_kvcache_slice(self, session: str, *what: Any, **named: Any) -> int:
+        return _or_failed(super().send_kvcache_slice, session, *what, **named)
+
+    def send_kvcache_dcp(self, session: str, *what: Any, **named: Any) -> int:
+        return _or_failed(super().send_kvcache_dcp, session, *what, **named)
+
+    def maybe_send_extra(self, asked: TransferInfo, *what: Any, **named: Any) -> int:
+        return _or_failed(super().maybe_send_extra, asked, *what, **named)
+
+    def send_aux(self, asked: TransferInfo, *what: Any, **named: Any) -> int:
+        return _or_failed(super().send_aux, asked, *what, **named)
+
     def _publish_peer_registration(self, mooncake_session_id: str, decode_kv_args: Any) -> str | None:
         """Take a decode server in; else why not. One that does not fit does not end the thread that serves all."""
         if not self.has_place(mooncake_session_id, decode_kv_args.endpoint):
             return "there is no place"
         return super()._publish_peer_registration(mooncake_session_id, decode_kv_args)
+
+
+def _or_failed(send: Callable[..., int], to: Any, *what: Any, **named: Any) -> int:
+    """What ``send`` says; ``FAILED`` where it raises: a decode server whose pool does not fit, one with fewer layers
+    for example, fails its own requests, where in SGLang it ends the thread that sends to all."""
+    try:
+        return send(to, *what, **named)
+    except Exception:
+        logger.exception("banyan: nothing can be sent to %s", getattr(to, "mooncake_session_id", to))
+        return FAILED
 
 
 class MooncakeSender(TellingSender, MooncakeKVSender):

@@ -101,8 +101,9 @@ class NixlHandOver(HandOver, LayerwiseSender, NixlKVManager):
             logger.exception("banyan: the decode server at %s does not fit: not taken in", decode_kv_args.endpoint)
 
     def _await_handles(self, handles: Any, *, failure_seen: bool) -> Any:
-        if not failure_seen and not runtime.is_on_gpu():
-            self.settle(handles)
+        if not failure_seen and not self.settle(handles):
+            logger.error("banyan: a decode server has not taken in what was sent to it: that request fails")
+            failure_seen = True
         return super()._await_handles(handles, failure_seen=failure_seen)
 
     def over(self, room: int) -> None:

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from sglang.srt.disaggregation.common.conn import ABORT_TAG
 
 logger = logging.getLogger("banyan")
 
@@ -68,11 +66,6 @@ def has_address(said: Any) -> bool:
 def is_room(said: Any) -> bool:
     """Whether a request could be asked for so."""
     return 0 <= said.room < 1 << 63 and 0 < said.required_dst_info_num <= MAX_PEERS
-
-
-def is_understood(message: Sequence[bytes], tags: Collection[bytes]) -> bool:
-    """Whether SGLang reads this with care, whatever follows its tag. ``tags``: of what is switched on."""
-    return message[0] == ABORT_TAG or message[0] in tags
 
 
 class ScreenedSocket:

@@ -18,7 +18,7 @@ from typing import Any
 
 import zmq
 from sglang.srt.disaggregation.base.conn import KVPoll
-from sglang.srt.disaggregation.common.conn import CommonKVReceiver
+from sglang.srt.disaggregation.common.conn import ABORT_TAG, AbortNotification, CommonKVReceiver
 
 from banyan.features.pairs import AskedRooms, weights_refusal
 from banyan.features.pairs.rank import at_rank
@@ -29,7 +29,6 @@ from banyan.features.pairs.rank.control_port import (
     STAGING_TAGS,
     ControlMessages,
     ScreenedSocket,
-    is_understood,
 )
 from banyan.features.pairs.rank.sealed import receiver_context
 from banyan.latest import Latest
@@ -110,7 +109,9 @@ class HandOver:
 
     def _is_foreign(self, message: Sequence[bytes]) -> bool:
         """Whether SGLang is not to see it."""
-        if is_understood(message, self._tags()):
+        if message[0] == ABORT_TAG:
+            return not self._can_be_answered(message)
+        if message[0] in self._tags():
             return False
         said = self.messages.read(message)
         if said is None:
@@ -122,9 +123,18 @@ class HandOver:
         manager: Any = self
         if len(manager.transfer_infos.get(said.room, ())) >= MAX_PEERS:
             return True
-        for forgotten in self.rooms.asked(said.room):
+        for forgotten in self.rooms.asked(said.room, sum(map(len, message))):
             self._forget_room(forgotten)
         return False
+
+    def _can_be_answered(self, abort: Sequence[bytes]) -> bool:
+        """Whether it names no address, or that of a decode server: SGLang opens a socket to any other, too, and stands
+        still behind one that nobody reads."""
+        said = AbortNotification.from_zmq(list(abort))
+        if said is None or said.decode_ip is None:
+            return said is not None
+        peers = list(self.decode_kv_args_table.values())  # type: ignore[attr-defined]
+        return any((peer.endpoint, peer.dst_port) == (said.decode_ip, said.decode_port) for peer in peers)
 
     def may_say(self, said: Any) -> bool:
         """Whether the engine's threads go on when they have read it."""

@@ -25,6 +25,9 @@ Pages = npt.NDArray[np.int32]
 SETTLE_PAUSE_S = 0.0005
 """Between two looks at a transfer on a CPU: the sender's thread would take a core from the forward."""
 
+SLOW_S, LEAST_BYTES_PER_S = 30.0, 4 << 20
+"""A chunk takes no longer than so many seconds beside what its bytes take at this rate: others wait behind it."""
+
 
 class PagesInAdvance:
     """An advance, and which pages it sends: ``pages`` go to the places from ``first`` on of the hand-over."""
@@ -189,17 +192,23 @@ class LayerwiseSender:
         self._at.posted_bytes += int(wanted.sum(axis=1) @ np.array(manager.kv_args.kv_item_lens))
         return handle
 
-    def settle(self, handles: Iterable[Any]) -> None:
-        """Wait, with pauses, while all of ``handles`` are well and some under way; SGLang's own wait has none. A
-        sender's thread, which thereby learns how fast its chunk has left."""
-        agent: Any = self.agent  # type: ignore[attr-defined]
+    def settle(self, handles: Iterable[Any]) -> bool:
+        """Wait, with pauses, while all of ``handles`` are well and some under way; SGLang's own wait has none, and no
+        end behind a decode server that stands still. False where it took too long. A sender's thread, which thereby
+        learns how fast its chunk has left."""
+        manager: Any = self
+        chunk_bytes = len(self._at.chunk.prefill_kv_indices) * sum(manager.kv_args.kv_item_lens)
+        until_s = time.perf_counter() + SLOW_S + chunk_bytes / LEAST_BYTES_PER_S
         while True:
-            states = [agent.check_xfer_state(handle) for handle in handles]
+            states = [manager.agent.check_xfer_state(handle) for handle in handles]
             if "PROC" not in states or "ERR" in states:
                 break
+            if time.perf_counter() > until_s:
+                return False
             time.sleep(SETTLE_PAUSE_S)
         if self._at.posted_bytes and "ERR" not in states:
             self._pace.sent(self._at.posted_bytes, time.perf_counter() - self._at.begun_s)
+        return True
 
 
 def _sent(ahead: Iterable[PagesInAdvance], pages: Pages, first: int) -> npt.NDArray[np.int64]:
