@@ -337,6 +337,18 @@ def test_pinning_when_it_takes_memory_of_the_device_then_it_is_counted_and_said(
     assert "took 5 MiB of the device" in caplog.text
 
 
+def test_host_memory_when_the_device_is_nearly_full_then_no_more_of_it_is_registered(rig, monkeypatch, caplog):
+    monkeypatch.setattr(host_pieces, "PIECE_BYTES", 64)
+    rig.mapped[HOST] = host_memory(rig, num_frames=4)
+    rig.meet(HOST)
+    rig.gpu.free_bytes = (256 << 20) - 1
+    assert rig.mappings.acquire(HOST, [2]) is None
+    rig.gpu.opener.run()
+    assert len(registered(rig)) == 1 and rig.mappings.acquire(HOST, [2]) is None
+    assert "less than 256 MiB of the device are free" in caplog.text
+    assert rig.mappings.acquire(HOST, [0, 1]) is not None
+
+
 def test_peer_when_pages_lie_between_the_words_that_the_kernel_moves_then_barred(rig, caplog):
     rig.mapped[HOST] = memory = host_memory(rig, num_frames=4)
     memory.extents[1] = (12, 32)

@@ -34,6 +34,9 @@ PIECE_BYTES = 1 << 30
 KEEP_S = 60.0
 """How long a peer's memory stays registered after the last use: it is announced again when the weights have changed."""
 
+LEAST_FREE_BYTES = 256 << 20
+"""Of the device. A forward that finds no memory ends the server; pages that are not had are computed."""
+
 Identity = tuple[int, int]
 
 
@@ -172,7 +175,7 @@ class KeptPieces:
                 self._driver,
                 address=memory.address,
                 num_bytes=memory.num_bytes,
-                register=self._driver.register_host_reading,
+                register=self._register,
                 name=name,
                 pinned=self._pinned,
             )
@@ -180,6 +183,12 @@ class KeptPieces:
             kept = self._kept[memory.identity] = _Kept(memory, pieces)
         kept.num_users += 1
         return kept.pieces
+
+    def _register(self, address: int, num_bytes: int) -> int:
+        """A peer's memory, as long as forwards have room beside its page tables."""
+        if self._driver.free_bytes() < LEAST_FREE_BYTES:
+            raise DriverError("cuMemHostRegister", f"less than {LEAST_FREE_BYTES >> 20} MiB of the device are free")
+        return self._driver.register_host_reading(address, num_bytes)
 
     def give_back(self, identity: Identity) -> None:
         """One user less."""
