@@ -188,6 +188,9 @@ class RankTable:
     def read_rate(self, slot: int) -> int:
         """What was last said so; 0 where nothing was. Raises ValueError when there is no such slot."""
 
+    def epochs(self) -> list[int]:
+        """Of every slot: it grows with each change of what a rank says there, and costs a look at shared memory."""
+
     def members(self) -> list[Member]:
         """The attached ranks, by slot. A killed one stays, with `alive` False and `num_published` 0, until its slot
         is taken again."""

@@ -16,8 +16,9 @@ from banyan.planner.prefill_cost import ForwardSample, Piece, PrefillCost
 MIN_SAMPLES = 8
 SAMPLES_PER_CLASS = 16
 """A server's health checks are forwards of one token: in six minutes there are more of them than a fit can use."""
-REFIT_EVERY = 32
-"""A fit of 128 samples takes some 2 ms."""
+MOST_BETWEEN_FITS = 1024
+"""Forwards. A fit of 128 samples takes some 2 ms of the scheduler's thread: the next one comes when twice as many
+forwards were seen, or the first few of a class; what has changed meanwhile is the correction's."""
 FAR = 2
 """Classes. What is longer than any forward by more (by a factor of 16 at least) is not told by the fit: short forwards
 take the same time whatever their length."""
@@ -37,6 +38,7 @@ class PrefillTimes:
             lambda: deque(maxlen=SAMPLES_PER_CLASS)
         )
         self.num_observed = 0
+        self._fits_at = MIN_SAMPLES
 
     @property
     def samples(self) -> list[tuple[int, ForwardSample]]:
@@ -45,12 +47,15 @@ class PrefillTimes:
 
     def observe(self, sample: ForwardSample) -> None:
         """Learn from a forward that has ended."""
-        self._samples[length_class(sample.extend_tokens)].append((self.num_observed, sample))
+        alike = self._samples[length_class(sample.extend_tokens)]
+        alike.append((self.num_observed, sample))
         self.num_observed += 1
         if self._cost is not None:
             predicted_us = self._cost.time_us(sample.pieces)
             self._correction.observe(sample.extend_tokens, predicted_us=predicted_us, measured_us=sample.forward_us)
-        if self._is_fitted and self._is_due():
+        is_due = self.num_observed >= self._fits_at or (self._cost is not None and len(alike) == MIN_SAMPLES)
+        if self._is_fitted and is_due:
+            self._fits_at = self.num_observed + min(self.num_observed, MOST_BETWEEN_FITS)
             samples = [past for _, past in self.samples]
             self._cost = PrefillCost.fit(samples)
             self._correction.forget()
@@ -60,11 +65,6 @@ class PrefillTimes:
                     predicted_us=self._cost.time_us(past.pieces),
                     measured_us=past.forward_us,
                 )
-
-    def _is_due(self) -> bool:
-        if self._cost is None:
-            return self.num_observed >= MIN_SAMPLES
-        return self.num_observed % REFIT_EVERY == 0
 
     def expected(self, piece: Piece) -> tuple[float, float] | None:
         """``(time_us, error_us)`` of a forward over one piece; None while nothing is known of one so long."""

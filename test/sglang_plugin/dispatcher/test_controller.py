@@ -385,8 +385,24 @@ def test_dispatch_when_a_cache_namespace_is_no_unicode_then_it_is_sent_all_the_s
     assert len(sent) == 1
 
 
-@pytest.mark.parametrize(("policy", "received", "published"), [("lmetric", 1, 1), ("lmetric", 0, 0), ("sglang", 1, 0)])
-def test_load_when_requests_come_in_then_it_is_published_at_once(monkeypatch, policy, received, published):
+def received(num_tokens):
+    return SimpleNamespace(input_ids=[0] * num_tokens)
+
+
+@pytest.mark.parametrize(
+    ("policy", "came", "published"),
+    [
+        ("lmetric", [received(256)], 1),
+        ("lmetric", [received(100)] * 3, 1),
+        ("lmetric", [SimpleNamespace(input_ids=None)], 1),
+        ("lmetric", [SimpleNamespace(batch=[received(1)])], 1),
+        ("lmetric", [received(255), SimpleNamespace(rid="an abort")], 0),
+        ("lmetric", [], 0),
+        ("sglang", [received(256)], 0),
+    ],
+    ids=["a prompt", "several", "an embedding", "a batch", "too little to matter", "nothing", "SGLang's policy"],
+)
+def test_load_when_requests_come_in_then_it_is_published_at_once(monkeypatch, policy, came, published):
     monkeypatch.setattr(runtime, "config", lambda: Config(policy=policy))
     told = []
     scheduler = SimpleNamespace(
@@ -394,7 +410,7 @@ def test_load_when_requests_come_in_then_it_is_published_at_once(monkeypatch, po
         load_inquirer=SimpleNamespace(get_loads=None),
         load_publisher=SimpleNamespace(publish_load_stat=lambda _, force, snapshot: told.append((force, snapshot))),
     )
-    load_report.after_process_input_requests(None, scheduler, [object()] * received)
+    load_report.after_process_input_requests(None, scheduler, came)
     assert told == [(True, "snapshot")] * published
 
 

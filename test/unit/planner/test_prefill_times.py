@@ -60,6 +60,19 @@ def test_times_when_many_short_forwards_follow_long_ones_then_what_long_ones_tak
         assert times.expected((num_tokens, 0))[0] == pytest.approx(COST.time_us([(num_tokens, 0)]), rel=0.05)
 
 
+def test_times_when_forwards_go_on_alike_then_fits_grow_rare_and_come_again_with_lengths_that_are_new(monkeypatch):
+    fits, fit = [], PrefillCost.fit
+    times = PrefillTimes()
+    monkeypatch.setattr(PrefillCost, "fit", lambda samples: fits.append(times.num_observed) or fit(samples))
+    for _ in range(4096):
+        times.observe(forward(64))
+    assert fits == [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 3072, 4096]
+    for _ in range(8):
+        times.observe(forward(4096))
+    assert fits[-1] == 4104, "the first few of their length"
+    assert times.expected((4096, 0))[0] == pytest.approx(COST.time_us([(4096, 0)]), rel=0.05)
+
+
 def test_times_when_only_short_forwards_were_seen_then_nothing_is_said_of_much_longer_ones():
     times = PrefillTimes()
     for _ in range(128):

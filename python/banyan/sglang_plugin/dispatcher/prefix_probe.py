@@ -107,6 +107,7 @@ class PrefixProbe:
         self._met: tuple[_native.Peers, _native.PageKeys] | None = None
         self._namespace = ""
         self._found_nothing = False
+        self._epochs: list[int] = []
         self._unused_tokens: Mapping[int, int] = {}
         self._looks_again_s = 0.0
 
@@ -161,10 +162,10 @@ class PrefixProbe:
         return cacheable_tokens(len(req.input_ids), self._page_tokens, self._tokens_ahead)
 
     def _meet(self) -> tuple[_native.Peers, _native.PageKeys] | None:
-        """The ranks. They are looked for again after a prompt of which nobody held anything: new weights are a new
-        namespace, and nothing is found under the old one.
+        """The ranks. They are looked for again after a prompt of which nobody held anything, where one of them has said
+        something new: new weights are a new namespace, and nothing is found under the old one.
         """
-        if self._met is None or self._found_nothing:
+        if (self._met is None or self._found_nothing) and self._has_news():
             members = [member for member in self._rank_table.members() if member["alive"]]
             first_shards = [member for member in members if self._is_first_shard(member["slot"])]
             if first_shards and first_shards[0]["namespace"] != self._namespace:
@@ -176,6 +177,10 @@ class PrefixProbe:
                 peers = _native.Peers(self._rank_table, None, 0, bytes.fromhex(self._namespace), [], None)
                 self._met = (peers, self._page_keys)
         return self._met
+
+    def _has_news(self) -> bool:
+        before, self._epochs = self._epochs, self._rank_table.epochs()
+        return self._epochs != before
 
     def _is_first_shard(self, slot: int) -> bool:
         return slot in self._first_slots

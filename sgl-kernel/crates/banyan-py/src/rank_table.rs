@@ -89,6 +89,12 @@ impl PyRankTable {
         self.rank_table.read_rate(slot).map_err(to_py)
     }
 
+    fn epochs(&self) -> Vec<u64> {
+        (0..self.rank_table.num_slots())
+            .map(|slot| self.rank_table.epoch(slot))
+            .collect()
+    }
+
     fn members<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let mut members = Vec::new();
         for slot in 0..self.rank_table.num_slots() {
@@ -102,14 +108,15 @@ impl PyRankTable {
 
 fn describe<'py>(py: Python<'py>, slot: usize, member: &Member) -> PyResult<Bound<'py, PyDict>> {
     // A dead rank's pages are nobody's: its frame table is not even opened.
-    let frame_table = match member.identity.is_alive() {
+    let is_alive = member.identity.is_alive();
+    let frame_table = match is_alive {
         true => PeerMapping::look(slot, member).ok(),
         false => None,
     };
     let entry = PyDict::new(py);
     entry.set_item("slot", slot)?;
     entry.set_item("pid", member.identity.pid())?;
-    entry.set_item("alive", member.identity.is_alive())?;
+    entry.set_item("alive", is_alive)?;
     entry.set_item("namespace", namespace_hex(&member.namespace))?;
     entry.set_item("num_frames", member.num_frames)?;
     entry.set_item(

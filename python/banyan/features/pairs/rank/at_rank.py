@@ -56,7 +56,8 @@ class PairedRank(Attachment):
         global _at
         self.rank = rank
         self.forwards = Forwards()
-        rank.layer_done_counter.tell(self.forwards)
+        if role().is_paired:
+            rank.layer_done_counter.tell(self.forwards)
         full = rank.kinds.full
         self.take_backs = TakeBacks(self._in_arena, rank.counters) if takes_back(full) else None
         _at = self

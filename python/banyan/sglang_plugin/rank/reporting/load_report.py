@@ -13,10 +13,19 @@ from typing import Any
 from banyan.config import SGLANG_POLICY
 from banyan.sglang_plugin import runtime
 
+LEAST_TOKENS = 256
+"""What came in is told by itself from here on. Less makes no rank look free that is not, and is told with its batch."""
+
+
+def _num_tokens(received: Any) -> int:
+    """Of a request or a batch of them; 0 of a command, ``LEAST_TOKENS`` where it does not say."""
+    tokens = getattr(received, "input_ids", () if getattr(received, "batch", None) is None else None)
+    return LEAST_TOKENS if tokens is None else len(tokens)
+
 
 def after_process_input_requests(result: None, scheduler: Any, recv_reqs: Sequence[Any]) -> None:
-    """Publish the load now if anything came in: to the dispatcher, and to whom SGLang publishes it besides."""
-    if not recv_reqs:
+    """Publish the load now if what came in is worth it: to the dispatcher, and to whom SGLang publishes it besides."""
+    if sum(map(_num_tokens, recv_reqs)) < LEAST_TOKENS:
         return
     config = runtime.config()
     if config is not None and config.policy != SGLANG_POLICY:

@@ -73,7 +73,10 @@ def around_get_cached_tokens_details(
     stands what the rank saw of the prompt: its own prefix, the longest one, and who holds that. Answers have all of
     this or nothing, as the flags say."""
     details, config = original(streamer, req), runtime.config()
-    if config is None or not config.shares:
+    if config is None:
+        return details
+    if not config.shares:
+        req.banyan_told = _CACHED_TOKENS(req), (details,)
         return details
     _count_once(details or {}, req)
     answer = _details(details, req) if config.answer_details else None
