@@ -20,8 +20,6 @@ from banyan.pacing import WriteAdmission
 from banyan.ports import PageStore
 from banyan.telemetry import Counters
 
-LOOK_S = 0.005
-
 
 class StoreTier(Source):
     """One rank's traffic with the store. ``memory``, its part of the arena, has frames of ``block``.
@@ -116,12 +114,9 @@ class StoreTier(Source):
         """Collect what the store has written. Never blocks."""
         self._archive.poll()
 
-    def wait_for_the_last(self, most_s: float) -> int:
-        """Behind ``quiesce`` what is in flight is all that is left; how many pages the store may still read then."""
-        deadline_s = time.monotonic() + most_s
-        while self._archive.num_left_behind and time.monotonic() < deadline_s:
-            time.sleep(LOOK_S)
-            self._archive.poll()
+    @property
+    def num_left_behind(self) -> int:
+        """Behind ``quiesce``: pages that the store may still read from their frames."""
         return self._archive.num_left_behind
 
     def quiesce(self) -> None:

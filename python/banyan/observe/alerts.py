@@ -121,7 +121,7 @@ class Below:
 @dataclass(frozen=True, slots=True)
 class Wearing:
     """More is written to the store than the day's allowance, where there is one, for the drive's endurance: what it
-    gives in that time and, at once, two hours' worth (``store_access.make_admission``)."""
+    gives in that time and, at once, two hours' worth (``store_access.make_budget``)."""
 
     written: str = "store_written_bytes"
     allowed: str = "store_write_bytes_per_day"

@@ -464,7 +464,7 @@ def test_weights_when_the_store_has_not_taken_old_pages_then_their_frames_are_no
     monkeypatch, tmp_path, is_slow
 ):
     """A store that is merely slow is waited for."""
-    monkeypatch.setattr(tier, "LAST_WRITES_S", 10.0 if is_slow else 0.05)
+    monkeypatch.setattr(tier, "LAST_ANSWERS_S", 10.0 if is_slow else 0.05)
     monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     config = Config(min_fetch_tokens=PAGE, host_gb=0.001, store=(str(tmp_path),), store_gb=0.01, store_admit="first")
     rank, _, pages = make_rank(monkeypatch, _native.RankTable.create(4), 0, config)

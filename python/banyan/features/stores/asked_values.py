@@ -9,13 +9,13 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 
 from banyan.features.stores.presence_cache import PresenceCache
 from banyan.features.stores.values import Values
-from banyan.telemetry import noticed
+from banyan.features.stores.workers import Workers
 
 MAX_QUESTIONS = 256
 ASK_PAGES = 128
@@ -64,7 +64,7 @@ class AskedValues:
         self._under_way: dict[int, float] = {}
         self._silent_until_s = float("-inf")
         self._over: deque[tuple[int, KeyedFound | None]] = deque()
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="banyan-store-ask")
+        self._workers = Workers(1, name="banyan-store-ask", feature="a question to the store")
 
     def ask(self, keys: Sequence[str], namespace: bytes) -> int | None:
         """The number of the question; None where the store is not asked: it is slow, or has just failed."""
@@ -74,14 +74,13 @@ class AskedValues:
             return None
         number = next(self._numbers)
         try:
-            asking = self._executor.submit(self._ask, number, list(keys), namespace)
+            self._workers.submit(partial(self._ask, number, list(keys), namespace))
         except RuntimeError as error:
             # There is no thread to be had.
             self._silent_until_s = now_s + SILENCE_S
             self._failed(error)
             return None
         self._under_way[number] = now_s
-        noticed(asking, name="banyan-store-ask", feature="a question to the store")
         return number
 
     def answers(self) -> list[tuple[int, KeyedFound | None]]:
@@ -91,8 +90,8 @@ class AskedValues:
             self._under_way.pop(over[-1][0], None)
         return over
 
-    def close(self) -> None:
-        self._executor.shutdown(cancel_futures=True)
+    def close(self, within_s: float) -> None:
+        self._workers.close(within_s)
 
     def _ask(self, number: int, keys: Sequence[str], namespace: bytes) -> None:
         found = None

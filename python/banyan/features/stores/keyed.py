@@ -17,7 +17,7 @@ import itertools
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from queue import SimpleQueue
 from time import monotonic
 
@@ -30,10 +30,10 @@ from banyan.features.stores.value_format import HeaderBuffer, ValueFormat, addre
 from banyan.features.stores.value_reads import PageRead, PageReader, ReadPace
 from banyan.features.stores.values import Iovec, Values
 from banyan.features.stores.watch import Watch
-from banyan.features.stores.writes import BATCH, FAILED, PRESENT, STORED, Waiting, Writes
+from banyan.features.stores.workers import Workers
+from banyan.features.stores.writes import BATCH, FAILED, LEAVE_S, PRESENT, STORED, Waiting, Writes
 from banyan.latest import Latest
 from banyan.ports import Frames
-from banyan.telemetry import noticed
 
 NUM_READERS = 2
 HEADERS_AT_ONCE = 256
@@ -80,7 +80,7 @@ class KeyedStore:
         self._watch = Watch(stall_s)
         self._evictions = Evictions(values, stall_s)
         self._asked = AskedValues(values, self._presence, lambda error: self._failed("read_errors", error))
-        self._executor = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="banyan-store-read")
+        self._workers = Workers(NUM_READERS, name="banyan-store-read", feature="a read from the store")
         self._readers: SimpleQueue[PageReader] = SimpleQueue()
         pace = ReadPace(read_bytes_per_s)
         for _ in range(NUM_READERS):
@@ -163,15 +163,13 @@ class KeyedStore:
         )
         self._watch.asked(feed)
         try:
-            carrying = self._executor.submit(self._carry, wanted)
+            self._workers.submit(partial(self._carry, wanted))
         except RuntimeError as error:
-            # There is no thread to be had. What was queued all the same finds that it is over.
+            # There is no thread to be had.
             if self._begins(feed):
                 feed.end()
                 self._over(feed)
             self._failed("read_errors", error)
-            return read
-        noticed(carrying, name="banyan-store-read", feature="a read from the store")
         return read
 
     def _begins(self, feed: Feed) -> bool:
@@ -321,7 +319,7 @@ class KeyedStore:
             "backlog_pages": self._writes.num_waiting,
             "known_pages": len(self._presence),
             "stalls": self._watch.num_stalls,
-            "is_stopped": int(self._watch.is_stalled),
+            "is_stopped": int(self._writes.has_ended or self._watch.is_off),
         }
 
     def close(self) -> None:
@@ -329,9 +327,10 @@ class KeyedStore:
             return
         self._has_ended = True
         self._writes.close()
-        self._asked.close()
+        deadline_s = monotonic() + LEAVE_S
+        self._asked.close(deadline_s - monotonic())
+        self._workers.close(0.0 if self._watch.is_stalled else max(0.0, deadline_s - monotonic()))
         # What waits behind a library that hangs does not begin any more.
-        self._executor.shutdown(wait=not self._watch.is_stalled, cancel_futures=True)
         for feed in list(self._waiting):
             if self._begins(feed):
                 feed.end()

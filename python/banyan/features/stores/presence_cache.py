@@ -14,6 +14,10 @@ from banyan.latest import Latest
 MAX_PRESENT = 1 << 17
 """Some 20 MB."""
 
+KNOWN_S = 60.0
+"""How long a page is expected to be where it was. The store evicts, and so do others of what they have in common with
+this one, and tell nobody: behind that it is asked again."""
+
 DOUBT_S = 30.0
 """So long nothing is expected of a page that has failed: a store may go on naming what died with its owner."""
 
@@ -25,13 +29,13 @@ class PresenceCache:
         self._clock = clock
         self._lock = threading.Lock()
         self.namespace = namespace
-        self._keys: Latest[str, None] = Latest(max_pages)
+        self._said_s: Latest[str, float] = Latest(max_pages)
         self._doubted_until: Latest[str, float] = Latest(max_pages)
         self.version = 0
         """Differs when an answer may."""
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._said_s)
 
     def add(self, keys: Sequence[str], namespace: bytes) -> None:
         """The store has said to hold these; those in doubt stay so."""
@@ -51,7 +55,7 @@ class PresenceCache:
             if namespace != self.namespace:
                 return
             for key in keys:
-                self._keys.pop(key, None)
+                self._said_s.pop(key, None)
                 self._doubted_until.put(key, self._clock() + DOUBT_S)
             self.version += 1
 
@@ -59,20 +63,20 @@ class PresenceCache:
         """These were removed."""
         with self._lock:
             for key in keys:
-                self._keys.pop(key, None)
+                self._said_s.pop(key, None)
             self.version += 1
 
     def clear(self) -> None:
         """Others may have removed any of them: each is asked for again."""
         with self._lock:
-            self._keys.clear()
+            self._said_s.clear()
             self.version += 1
 
     def begin(self, namespace: bytes) -> None:
         """Go on in another namespace, of which nothing is known."""
         with self._lock:
             self.namespace = namespace
-            self._keys.clear()
+            self._said_s.clear()
             self._doubted_until.clear()
             self.version += 1
 
@@ -81,17 +85,18 @@ class PresenceCache:
         with self._lock:
             if namespace != self.namespace:
                 return 0
+            oldest_s = self._clock() - KNOWN_S
             for number, key in enumerate(keys):
-                if key not in self._keys:
+                if self._said_s.get(key, oldest_s) <= oldest_s:
                     return number
-                self._keys.move_to_end(key)
+                self._said_s.move_to_end(key)
             return len(keys)
 
     def _add(self, keys: Sequence[str], namespace: bytes) -> None:
         if namespace != self.namespace or not keys:
             return
         for key in keys:
-            self._keys.put(key, None)
+            self._said_s.put(key, self._clock())
         self.version += 1
 
     def _is_doubted(self, key: str) -> bool:

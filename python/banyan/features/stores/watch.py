@@ -33,6 +33,11 @@ class Watch:
         )
 
     @property
+    def is_off(self) -> bool:
+        """Its thread has ended by a fault: nothing is read any more."""
+        return self._is_off
+
+    @property
     def is_stalled(self) -> bool:
         """Whether a read that was late has still not ended, or would not be seen to be late."""
         return self._is_off or bool(self._late)

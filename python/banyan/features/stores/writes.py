@@ -91,6 +91,11 @@ class Writes:
         )
 
     @property
+    def has_ended(self) -> bool:
+        """Nothing is taken any more."""
+        return self._has_ended
+
+    @property
     def num_waiting(self) -> int:
         return len(self._waiting) + self._num_writing
 

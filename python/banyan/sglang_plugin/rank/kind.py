@@ -42,7 +42,7 @@ from banyan.sglang_plugin.rank.own_slots import agree_on_page_tokens, member_slo
 from banyan.sglang_plugin.rank.points import Points, Site
 from banyan.sglang_plugin.rank.reporting.arena_events import ArenaEvents
 from banyan.sglang_plugin.rank.reporting.residency_report import ResidencyReport
-from banyan.sglang_plugin.rank.store_access import make_admission, open_store
+from banyan.sglang_plugin.rank.store_access import make_admission, make_budget, open_store
 from banyan.sglang_plugin.rank.tier import HostTier, TierPlace, WritableStore, withdraw
 from banyan.supply import Supply
 from banyan.telemetry import Counters
@@ -204,6 +204,7 @@ class Kind:
             self.store = open_store(
                 config, namespace=namespace, block=self.block, num_parts=num_parts, share=pools.share
             )
+            self._budget = make_budget(config, num_parts=num_parts, share=pools.share)
             self._rank.points.owners.opened(self.store)
         elif self.store is not None:
             self.store.invalidate(namespace)
@@ -211,7 +212,7 @@ class Kind:
             return frame_table, Supply(peers, self.sources(), None)
         writable = None
         if self.store is not None:
-            writable = WritableStore(self.store, make_admission(config, num_parts=num_parts, share=pools.share))
+            writable = WritableStore(self.store, make_admission(config, self._budget))
         place = TierPlace(
             rank_table=self._rank_table,
             member_slots=self.member_slots,
@@ -249,14 +250,15 @@ class Kind:
 
     def empty(self) -> None:
         """Forget every page below the pool, in the store those that this rank has written."""
-        if self.tier is not None:
-            self.tier.reset()
         if self.store is not None:
             try:
+                # Before the tier waits for its writes: what is queued would be written to be removed.
                 self.store.clear()
             except OSError as error:
                 # A rank that ends for it would lose more than a store that is late.
                 logger.error("banyan: other ranks may still find what this one had stored: %s", error)
+        if self.tier is not None:
+            self.tier.reset()
 
     def leave_tier(self) -> None:
         """Leave the arena: nothing of it reads the pool any more, and no peer reads it.

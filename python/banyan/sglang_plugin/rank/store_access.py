@@ -71,12 +71,17 @@ def digests_memory(config: Config) -> Path | None:
     return None if folder is None else folder / MEMORY_NAME
 
 
-def make_admission(config: Config, *, num_parts: int, share: float = 1.0) -> WriteAdmission:
-    """What this rank may write: its part of the server's budget, or its ``share`` of that."""
-    budget = None
-    if config.store_write_bytes_per_day:
-        per_day = max(1, int(config.store_write_bytes_per_day * share) // num_parts)
-        # A twelfth: two hours' worth at once, for conversations come in bursts.
-        budget = WriteBudget(bytes_per_day=per_day, burst_bytes=max(1, per_day // 12), now_ns=time.monotonic_ns())
+def make_budget(config: Config, *, num_parts: int, share: float = 1.0) -> WriteBudget | None:
+    """Of what this rank may write, whatever its weights: its part of the server's budget, or its ``share`` of that.
+    None: as much as it likes."""
+    if not config.store_write_bytes_per_day:
+        return None
+    per_day = max(1, int(config.store_write_bytes_per_day * share) // num_parts)
+    # A twelfth: two hours' worth at once, for conversations come in bursts.
+    return WriteBudget(bytes_per_day=per_day, burst_bytes=max(1, per_day // 12), now_ns=time.monotonic_ns())
+
+
+def make_admission(config: Config, budget: WriteBudget | None) -> WriteAdmission:
+    """What pages of one namespace are worth a write."""
     admission = Admission.FIRST_ACCESS if config.store_admit == "first" else Admission.SECOND_ACCESS
     return WriteAdmission(admission, budget=budget)

@@ -36,8 +36,8 @@ from banyan.sglang_plugin.rank.reporting.store_events import StoreEvents
 from banyan.store import asked_store, telling_store
 from banyan.telemetry import Counters
 
-LAST_WRITES_S = 10.0
-"""For the few pages that a slow drive has in flight when the rest was given up."""
+LAST_ANSWERS_S = 10.0
+"""For what a slow drive has in flight when the rest was given up."""
 
 MAX_SUMMED_BYTES = 1 << 30
 """Waiting for their checksums at once: a tenth of a second's work."""
@@ -341,12 +341,14 @@ class HostTier:
             RuntimeError: when a peer does not stop reading, or the store's drive may still write to the memory.
         """
         self._end()
-        num_written = 0 if self.store is None else self.store.wait_for_the_last(LAST_WRITES_S)
-        if self.prefetch.num_left_behind or num_written:
+        deadline_s = time.monotonic() + LAST_ANSWERS_S
+        while any(left := self._left_behind()) and time.monotonic() < deadline_s:
+            time.sleep(POLL_S)
+        if any(left):
+            num_reads, num_written = left
             raise RuntimeError(
-                f"{self.prefetch.num_left_behind} reads of the store (--banyan-store), and {num_written} pages for it, "
-                "have had no answer: their frames cannot be used for other weights. Look at the drive, and start the "
-                "server again"
+                f"{num_reads} reads of the store (--banyan-store), and {num_written} pages for it, have had no answer: "
+                "their frames cannot be used for other weights. Look at the drive, and start the server again"
             )
         if self._events is not None:
             self._events.evicted(self._residency.keys)
@@ -354,6 +356,15 @@ class HostTier:
         self._frame_table.close()
         for source in self._sources:
             source.close()
+
+    def _left_behind(self) -> tuple[int, int]:
+        """Reads of the store, and pages for it, whose frames it may still use: behind ``quiesce`` what was in flight
+        is all that is left."""
+        self.prefetch.poll()
+        if self.store is None:
+            return self.prefetch.num_left_behind, 0
+        self.store.poll()
+        return self.prefetch.num_left_behind, self.store.num_left_behind
 
     def close(self) -> None:
         """Leave the rank table for good. What was kept stays as it is."""

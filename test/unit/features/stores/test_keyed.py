@@ -18,6 +18,7 @@ import pytest
 from banyan._native import SharedBytes
 from banyan.features.stores import writes
 from banyan.features.stores.keyed import NUM_READERS, KeyedStore
+from banyan.features.stores.presence_cache import KNOWN_S
 from banyan.features.stores.value_format import ValueFormat
 from banyan.features.stores.values import Iovec, Transfer, Value
 
@@ -131,21 +132,15 @@ def stored(store: KeyedStore, memory: SharedBytes) -> KeyedStore:
 def test_read_when_no_thread_is_to_be_had_then_its_pages_have_failed_and_nobody_waits(
     stored: KeyedStore, memory: SharedBytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queued: list[Any] = []
-
-    def fails(*args: Any) -> Any:
-        # As the library does it: a thread that comes later carries it all the same.
-        queued.append(args)
+    def fails(work: Any) -> Any:
         raise RuntimeError("can't start new thread")
 
     found, before = stored.lookup(keys(0, 1)), bytes(memory)
-    monkeypatch.setattr(stored._executor, "submit", fails)
+    monkeypatch.setattr(stored._workers, "submit", fails)
     read = stored.read(found, 2, memory, offsets(2, 3))
     assert len(read.finish()) == 2
-    carry, wanted = queued.pop()
-    carry(wanted)
     assert bytes(memory) == before and stored._num_reading == 0
-    monkeypatch.setattr(stored._asked._executor, "submit", fails)
+    monkeypatch.setattr(stored._asked._workers, "submit", fails)
     assert stored.ask(keys(4)) is None
     monkeypatch.undo()
     assert stored.read(found, 2, memory, offsets(2, 3)).finish() == []
@@ -210,6 +205,30 @@ def test_library_when_it_does_not_answer_for_a_batch_then_those_behind_fail_with
     assert sorted(store.completed()) == sorted((name, "failed") for name in wanted)
 
 
+def test_pages_when_the_store_has_let_go_of_them_then_they_are_asked_for_again_in_the_end_and_written(
+    stored: KeyedStore, values: InMemory, memory: SharedBytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values.held.clear()
+    assert stored.lookup(keys(0, 1)).num_pages == 2
+    now_s = time.monotonic() + KNOWN_S
+    monkeypatch.setattr(stored._presence, "_clock", lambda: now_s)
+    assert stored.lookup(keys(0, 1)).num_pages == 0 and stored.ask(keys(0, 1)) is not None
+    assert stored.put(keys(0, 1), None, memory, offsets(0, 1)) == ["queued"] * 2
+    assert stored.sync() == 0 and len(values.held) == 2
+
+
+def test_close_when_the_library_answers_no_question_then_it_is_not_waited_for(
+    stored: KeyedStore, values: InMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("banyan.features.stores.keyed.LEAVE_S", 0.05)
+    values.is_open.clear()
+    assert stored.ask(keys(4)) is not None
+    begun_s = time.monotonic()
+    stored.close()
+    assert time.monotonic() - begun_s < 5
+    values.is_open.set()
+
+
 @pytest.mark.parametrize("kind", [OSError, RuntimeError])
 def test_library_when_it_has_failed_a_question_then_it_is_left_alone(
     store: KeyedStore, values: InMemory, kind: type[Exception]
@@ -231,10 +250,10 @@ def test_library_when_it_hangs_then_waiters_go_on_and_nothing_more_is_asked_of_i
     assert stored.lookup(keys(0, 1)).num_pages == 0 and stored.ask(keys(0)) is None
     assert stored.put(keys(2), None, memory, offsets(2)) == ["full"]
     assert stored.read(found, 1, memory, offsets(6)).finish() == [(0, "gone")]
-    assert stored.stats()["stalls"] == 1 and stored.stats()["is_stopped"] == 1
+    assert stored.stats()["stalls"] == 1 and stored.stats()["is_stopped"] == 0, "it comes back by itself"
     values.is_open.set()
     assert {reason for _, reason in read.finish()} == {"late"}
-    until(lambda: stored.stats()["is_stopped"] == 0)
+    until(lambda: stored.put(keys(2), None, memory, offsets(2)) == ["queued"])
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
@@ -251,7 +270,7 @@ def test_reads_when_their_turn_does_not_come_for_a_library_that_hangs_then_their
         reads[-1].finish()
     values.is_open.set()
     assert [read.finish() for read in reads] == [[(0, "late")]] * len(reads)
-    until(lambda: stored.stats()["is_stopped"] == 0)
+    until(lambda: is_closed or stored.put(keys(2), None, memory, offsets(2)) == ["queued"])
 
 
 def test_page_when_it_is_not_written_then_a_line_says_so(
@@ -369,7 +388,7 @@ def test_writer_when_its_thread_fails_then_every_frame_comes_back_and_nothing_mo
     until(lambda: bool(done.extend(store.completed()) or len(done) == 2))
     assert {outcome for _, outcome in done} == {"failed"} and "a fault on purpose" in caplog.text
     assert store.put(keys(2), None, memory, offsets(2)) == ["full"]
-    assert store.sync() == 0
+    assert store.sync() == 0 and store.stats()["is_stopped"] == 1
 
 
 @pytest.mark.parametrize("at", [0, 20, 4096, 4096 + 5000, -1], ids=["magic", "sum", "first", "second", "last"])

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from banyan.features.stores.presence_cache import DOUBT_S, PresenceCache
+from banyan.features.stores.presence_cache import DOUBT_S, KNOWN_S, PresenceCache
 
 HERE, ELSEWHERE = b"n" * 32, b"m" * 32
 
@@ -43,6 +43,17 @@ def test_presence_when_a_page_has_failed_then_not_expected_for_a_while(
     presence.add(["a"], HERE)
     assert presence.num_leading(["a", "b"], HERE) == 0
     time.now_s = DOUBT_S
+    presence.add(["a"], HERE)
+    assert presence.num_leading(["a", "b"], HERE) == 2
+
+
+def test_presence_when_it_was_said_long_ago_then_asked_again(presence: PresenceCache, time: SimpleNamespace) -> None:
+    presence.add(["a"], HERE)
+    time.now_s = KNOWN_S - 1
+    presence.wrote(["b"], HERE)
+    assert presence.num_leading(["a", "b"], HERE) == 2
+    time.now_s = KNOWN_S
+    assert presence.num_leading(["a", "b"], HERE) == 0 and presence.num_leading(["b"], HERE) == 1
     presence.add(["a"], HERE)
     assert presence.num_leading(["a", "b"], HERE) == 2
 

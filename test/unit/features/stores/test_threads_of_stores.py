@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from array import array
 from types import SimpleNamespace
 
@@ -11,10 +13,18 @@ import pytest
 from banyan import _native
 from banyan.features.stores.asked_values import AskedValues
 from banyan.features.stores.watch import Watch
+from banyan.features.stores.workers import Workers
 from banyan.features.stores.writes import FAILED, Waiting, Writes
 from banyan.telemetry import num_ended
 
 PAGE_BYTES = 4096
+
+
+def until(condition):
+    deadline_s = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
 
 
 def fail(*args, **named):
@@ -70,5 +80,19 @@ def test_question_when_answering_it_fails_then_it_is_over_all_the_same():
     known, before = SimpleNamespace(add=fail), num_ended()
     asked = AskedValues(values, known, failed=lambda error: None)
     number = asked.ask(["a"], b"")
-    asked.close()
-    assert asked.answers() == [(number, None)] and num_ended() == before + 1
+    answers = []
+    until(lambda: answers.extend(asked.answers()) or answers)
+    asked.close(5.0)
+    assert answers == [(number, None)] and num_ended() == before + 1
+
+
+def test_workers_when_one_hangs_then_who_closes_is_not_held_up_and_what_waits_does_not_begin():
+    workers, goes_on, begun = Workers(1, name="banyan-test", feature="a test"), threading.Event(), []
+    workers.submit(lambda: begun.append(1) or goes_on.wait(5))
+    until(lambda: begun)
+    workers.submit(lambda: begun.append(2))
+    workers.close(0.05)
+    assert all(thread.daemon for thread in workers._threads), "Python waits for others in the end"
+    goes_on.set()
+    workers._threads[0].join(5)
+    assert begun == [1] and not workers._threads[0].is_alive()
