@@ -88,8 +88,18 @@ class FolderBound:
                 self.num_evicted += 1
             except FileNotFoundError:
                 pass
+            self._remove_empty(os.path.dirname(entry.path))
             held_bytes -= entry.num_bytes
         self._held_bytes, self._unseen_bytes = held_bytes, 0
+
+    def _remove_empty(self, folder: str) -> None:
+        """``folder``, and those above it, as far as nothing is left in them: each update of weights makes new ones."""
+        while folder not in self._folders:
+            try:
+                os.rmdir(folder)
+            except OSError:
+                return
+            folder = os.path.dirname(folder)
 
     @staticmethod
     def _free_bytes(folder: str) -> int:

@@ -211,7 +211,7 @@ class NixlFiles:
         return self._folders[int(key[:8], 16) % len(self._folders)] / namespace / key[:2] / key
 
     def present(self, names: Sequence[str]) -> list[bool]:
-        return [self._path(name).exists() for name in names]
+        return [_is_there(self._path(name)) for name in names]
 
     def write(self, values: Sequence[Value]) -> list[bool]:
         if not self._bound.make_room(len(values) * self._value_bytes):
@@ -233,9 +233,11 @@ class NixlFiles:
         descriptors: list[int] = []
         try:
             for draft in drafts:
-                draft.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                # By the page cache: O_DIRECT would wait for the file system's journal at every file.
-                descriptors.append(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+                try:
+                    descriptors.append(_created(draft))
+                except FileNotFoundError:
+                    # Whoever evicts removes a folder in which nothing is left, maybe between the two.
+                    descriptors.append(_created(draft))
             return self._written(values, descriptors)
         finally:
             for fd in descriptors:
@@ -260,7 +262,7 @@ class NixlFiles:
         try:
             for number, path in enumerate(paths[: _most_open()]):
                 # Somebody else's file is none of ours, and not ours to remove.
-                with suppress(FileNotFoundError, PermissionError):
+                with suppress(FileNotFoundError, PermissionError), removed_where_unreadable(path):
                     descriptors[number] = self._open(path)
             with self._lane() as lane, lane.files(list(descriptors.values()), self._value_bytes):
                 yield _Reading(lane, paths, descriptors)
@@ -307,6 +309,34 @@ def survey(folders: Sequence[str]) -> dict[str, int]:
     sizes = [entry.num_bytes for root in roots for entry in entries_of(str(root))]
     namespaces = {folder.name for root in roots for folder in root.iterdir()}
     return {"num_records": len(sizes), "used_bytes": sum(sizes), "num_namespaces": len(namespaces)}
+
+
+def _is_there(path: Path) -> bool:
+    """Whether it can be looked for at all: what is damaged is written anew."""
+    try:
+        return path.exists()
+    except OSError as error:
+        if error.errno in UNREADABLE:
+            return False
+        raise
+
+
+@contextmanager
+def removed_where_unreadable(path: Path) -> Iterator[None]:
+    """A file whose entry is damaged is removed, as far as it can be, and costs nothing but its page."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in UNREADABLE:
+            raise
+        with suppress(OSError):
+            path.unlink()
+
+
+def _created(draft: Path) -> int:
+    draft.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # By the page cache: O_DIRECT would wait for the file system's journal at every file.
+    return os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
 
 
 def _most_open() -> int:

@@ -42,6 +42,15 @@ def test_room_when_there_is_none_then_the_longest_unused_go_down_to_nine_tenths(
     assert left(folder) == list("2345678") and made.num_evicted == 2
 
 
+def test_room_when_all_of_a_namespace_goes_then_its_folders_go_with_it(folder: Path) -> None:
+    old = folder / "namespace" / "ef" / "old"
+    old.parent.mkdir(parents=True)
+    old.write_bytes(b"x" * PAGE_BYTES)
+    os.utime(old, (0, 0))
+    assert bound(folder, 10).make_room(PAGE_BYTES) and not (folder / "namespace").exists()
+    assert sorted(found.name for found in folder.iterdir()) == ["ab", "cd"]
+
+
 def test_room_when_a_clock_was_wrong_then_what_was_used_in_the_future_goes_first(folder: Path) -> None:
     future_s = time.time() + 1e7
     for number in (6, 8):

@@ -62,8 +62,8 @@ def open_files(folder: Path) -> NixlFiles:
     return NixlFiles([str(folder)], value_bytes=VALUE_BYTES, is_aligned=False, quota_bytes=1 << 20, floor_bytes=0)
 
 
-def planted(files: NixlFiles) -> Path:
-    path = files._path(NAME)
+def planted(files: NixlFiles, name: str = NAME) -> Path:
+    path = files._path(name)
     path.parent.mkdir(mode=0o700, parents=True)
     path.write_bytes(bytes(VALUE_BYTES))
     return path
@@ -122,6 +122,46 @@ def test_value_when_the_drive_has_lost_its_bytes_then_its_file_goes(
     agent.states = ["ERR"]
     monkeypatch.setattr(os, "preadv", lost)
     assert read(files) == [False] and not path.exists()
+
+
+def test_value_when_its_entry_is_damaged_then_the_others_come_and_it_is_written_anew(
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = open_files(tmp_path / "kv")
+    planted(files)
+    other = f"{'00' * 32}/{'ab' * 32}"
+    damaged = planted(files, other)
+    opened, looked = nixl_files.open_own, Path.exists
+
+    def is_damaged(call: Any) -> Any:
+        def made(path: Path, *rest: Any) -> Any:
+            if path == damaged:
+                raise OSError(errno.EUCLEAN, "structure needs cleaning")
+            return call(path, *rest)
+
+        return made
+
+    monkeypatch.setattr(nixl_files, "open_own", is_damaged(opened))
+    monkeypatch.setattr(Path, "exists", is_damaged(looked))
+    assert files.present([NAME, other]) == [True, False]
+    with files.reading([NAME, other]) as reading:
+        assert reading.load([Transfer(number, 0, [Iovec(0, VALUE_BYTES)]) for number in range(2)]) == [True, False]
+    monkeypatch.undo()
+    assert not damaged.exists()
+
+
+def test_folder_when_it_goes_while_a_value_is_written_to_it_then_it_is_made_again(
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, mkdir, times = open_files(tmp_path / "kv"), Path.mkdir, iter([True])
+
+    def goes(path: Path, *rest: Any, **named: Any) -> None:
+        mkdir(path, *rest, **named)
+        if next(times, False):
+            path.rmdir()
+
+    monkeypatch.setattr(Path, "mkdir", goes)
+    assert files.write([Value(NAME, [Iovec(0, VALUE_BYTES)])]) == [True]
 
 
 def test_value_when_another_server_of_the_same_number_writes_it_as_well_then_both_have_written_it(
