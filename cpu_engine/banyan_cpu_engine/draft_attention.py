@@ -2,7 +2,8 @@
 """A draft model's attention on the CPU engine, in plain torch. SGLang knows none for it but Intel AMX's.
 
 A draft decodes several tokens ahead of what is verified: each step sees the known tokens and the drafts before it. Only
-chains of drafts: SGLang verifies trees in pages of several tokens with other backends only.
+chains of drafts: SGLang verifies trees in pages of several tokens with other backends only, and in pages of one token a
+row of a step would be taken for another one's.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from sglang.srt.runtime_context import attention_backends
 
+from banyan.sglang_plugin import runtime
 from banyan_cpu_engine import ATTENTION_BACKEND
 from banyan_cpu_engine.attention import CpuAttention
 
@@ -21,6 +23,12 @@ def around_create_decode_backend(original: Callable[[Any], Any], factory: Any) -
     """What attends while a draft decodes; None where it decodes nothing."""
     if factory.speculative_num_steps <= 1 or not _is_ours(factory):
         return original(factory)
+    if factory.topk > 1:
+        runtime.refuse(
+            f"--speculative-eagle-topk {factory.topk}: the CPU engine drafts chains, no trees; with "
+            f"--speculative-num-steps {factory.speculative_num_steps} --speculative-eagle-topk 1 "
+            f"--speculative-num-draft-tokens {factory.speculative_num_steps + 1} it does"
+        )
     return DraftSteps(factory.draft_model_runner, factory.speculative_num_steps)
 
 

@@ -10,7 +10,7 @@ from sgl_kernel.speculative import reconstruct_indices_from_tree_mask
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.speculative.ngram_worker import _derive_tree_links
 
-from banyan_cpu_engine import plain_memory, server
+from banyan_cpu_engine import draft_attention, plain_memory, server
 from banyan_cpu_engine.attention import CpuAttention, drafts_of
 
 # 0 is known; 1 and 2 follow it, 3 and 4 follow 1, 5 follows 3.
@@ -118,6 +118,15 @@ def test_last_slot_when_the_server_runs_with_the_engine_then_no_kernel_is_launch
     assert plain_memory.around_get_last_loc(None, *asked).tolist() == [22, -1]
     monkeypatch.setattr(server, "is_on", lambda: False)
     assert plain_memory.around_get_last_loc(lambda *told: "upstream's", *asked) == "upstream's"
+
+
+def test_drafts_when_they_are_trees_then_the_server_does_not_start_and_a_line_says_what_does(monkeypatch, capsys):
+    monkeypatch.setattr(draft_attention, "_is_ours", lambda factory: True)
+    factory = SimpleNamespace(topk=4, speculative_num_steps=5)
+    with pytest.raises(SystemExit):
+        draft_attention.around_create_decode_backend(lambda factory: None, factory)
+    said = capsys.readouterr().err
+    assert "--speculative-eagle-topk 4: " in said and "--speculative-num-draft-tokens 6 it does" in said
 
 
 @pytest.mark.parametrize("tree_topk", [1, -1], ids=["a chain", "a tree"])

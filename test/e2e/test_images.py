@@ -2,6 +2,8 @@
 """Prompts with a picture in them, on a model whose vision tower runs: the same picture is found, fetched and stored,
 and another one behind the same text is not taken for it."""
 
+from urllib.error import HTTPError
+
 import pytest
 from test.e2e.conftest import MOVE, Client, until
 
@@ -70,6 +72,11 @@ def test_picture_when_another_rank_has_it_then_it_is_fetched_and_another_picture
     assert in_arena(on, 1, 0, TEXT) == (one, {})
     assert ask(on, 1, rank=1) == (one, {"peer": WHOLE})
     assert ask(on, 2, rank=1) == (other, {"device": IN_FRONT})
+    # Token ids beside a picture go to the rank as they come; a negative one would end it.
+    for wrong in (-1, 2**61):
+        asked = {"input_ids": [wrong] * 48, "image_data": pictures.picture(1), "sampling_params": asking.GREEDY}
+        with pytest.raises(HTTPError, match="400"):
+            on.post("/generate", asked)
     # SGLang's processor tells the dispatcher what the picture becomes.
     before = on.total("placed_cache")
     assert ask(on, 1) == (one, {"device": WHOLE})

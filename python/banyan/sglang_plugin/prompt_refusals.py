@@ -42,10 +42,10 @@ def check_tokenized(asked: Any, vocab_size: int) -> None:
     Raises:
         ValueError: naming the field.
     """
-    if asked.input_ids is not None and getattr(asked, "mm_inputs", None) is None:
+    if asked.input_ids is not None:
         if not len(asked.input_ids):
             raise BadRequest("a prompt has no tokens")
-        check_ids(asked.input_ids, vocab_size)
+        check_ids(asked.input_ids, vocab_size if getattr(asked, "mm_inputs", None) is None else END_OF_IDS)
     if getattr(asked, "lora_id", None) is not None:
         # One that is not loaded ends the rank, and pages of an adapter are known by it.
         raise BadRequest("lora_id: an adapter is asked for by lora_path, over HTTP")
@@ -110,6 +110,11 @@ def check_is_list(ids: Any) -> None:
     """Of what clients send as ``input_ids``."""
     if isinstance(ids, int | float | str | dict):
         raise BadRequest("input_ids: no list of tokens")
+
+
+END_OF_IDS = 1 << 31
+"""Beyond it are the numbers of what images, videos and sounds become: a prompt that names them itself would be taken
+for one with that image in it. Below zero there is no token of any model, and no page key."""
 
 
 def check_ids(ids: Sequence[Any], vocab_size: int, field: str = "input_ids") -> None:

@@ -62,7 +62,9 @@ class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         except msgspec.ValidationError as error:
             raise ValueError(str(error)) from error
         command._check()
-        return command
+        # As SGLang takes those of a request: an empty one is none.
+        salt, extra_key = command.cache_salt or None, command.extra_key or None
+        return msgspec.structs.replace(command, cache_salt=salt, extra_key=extra_key)
 
     def _check(self) -> None:
         if not (math.isfinite(self.ttl_s) and 0 < self.ttl_s <= MAX_TTL_S):

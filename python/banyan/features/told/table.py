@@ -125,9 +125,7 @@ class Told:
         self._latest_pins.pop((tenant, keys[-1]), None)
         num_new = self._all.num_new(tenant, keys)
         if num_new <= self._all.room(tenant) + self._num_yielding(tenant):
-            # Of what makes room, some may be pages of this very chain.
-            self._displace(tenant, num_new)
-            num_new = self._all.num_new(tenant, keys)
+            num_new = self._displace(tenant, keys)
         if num_new > self._all.room(tenant):
             self.num_refused += 1
             raise Refused(self._too_much(tenant, num_new))
@@ -155,8 +153,7 @@ class Told:
         self._begin()
         if self._is_pinned(tenant, keys):
             return len(keys)
-        self._displace(tenant, self._all.num_new(tenant, keys))
-        num_new = self._all.num_new(tenant, keys)
+        num_new = self._displace(tenant, keys)
         keys = keys[: len(keys) - num_new + min(num_new, max(0, self._all.room(tenant)))]
         # What there is room for may be all that is pinned already.
         if not keys or self._is_pinned(tenant, keys):
@@ -205,7 +202,7 @@ class Told:
             is_own_limit = self._has_used_its_share(tenant, len(keys))
             if not is_own_limit and not self._is_full(len(keys)):
                 return True
-            if not self._drop_oldest(tenant if is_own_limit else None):
+            if not self._drop_oldest(tenant if is_own_limit else None, keys):
                 return False
 
     def _has_used_its_share(self, tenant: str, num_keys: int) -> bool:
@@ -258,28 +255,32 @@ class Told:
             return own
         return max(own, sum(len(one.keys) for one in self if not one.is_pin))
 
-    def _displace(self, tenant: str, num_pages: int) -> None:
-        """Make room for so many pages of a tenant, as far as what is retained can make it."""
-        while num_pages > self._all.room(tenant):
-            is_own_limit = num_pages > self._all.most_of_tenant - self._all.num_of(tenant)
-            if not self._drop_oldest(tenant if is_own_limit else None):
-                return
+    def _displace(self, tenant: str, keys: Sequence[str]) -> int:
+        """Make room for a chain of a tenant, as far as what is retained can make it; how many of its pages are new."""
+        while (num_new := self._all.num_new(tenant, keys)) > self._all.room(tenant):
+            is_own_limit = num_new > self._all.most_of_tenant - self._all.num_of(tenant)
+            if not self._drop_oldest(tenant if is_own_limit else None, keys):
+                break
+        return num_new
 
-    def _drop_oldest(self, tenant: str | None) -> bool:
-        """Let go of what was retained first, of one tenant or of all; False where nothing is."""
-        retained = (one for one in self if not one.is_pin and tenant in (None, one.tenant))
-        oldest = next(retained, None)
-        return oldest is not None and self._drop([oldest]) > 0
+    def _drop_oldest(self, tenant: str | None, keys: Sequence[str]) -> bool:
+        """Let go of what was retained first, of one tenant or of all; False where nothing is. What begins the chain
+        that room is made for goes last: its pages would be new then."""
+        retained = [one for one in self if not one.is_pin and tenant in (None, one.tenant)]
+        oldest = next((one for one in retained if not _is_one_chain(one.keys, keys)), None)
+        if oldest is None and not retained:
+            return False
+        return self._drop([oldest or retained[0]]) > 0
 
     def _too_much(self, tenant: str, num_new: int) -> str:
         most, num_kept = self._all.most_of_tenant, self._all.num_of(tenant)
         if num_new + num_kept > most:
             return (
                 f"{num_new} pages more are over the budget of {most} pages that a tenant may pin, of which {num_kept} "
-                f"are pinned: release some, or start the server with more than --banyan-told-share {self._share:g}"
+                f"are kept: release some, or start the server with more than --banyan-told-share {self._share:g}"
             )
         return (
-            f"{num_new} pages more are over what all tenants together may pin, {self.num_pages} of which are pinned: "
+            f"{num_new} pages more are over what all tenants together may pin, {self.num_pages} of which are kept: "
             "try again when some have expired"
         )
 

@@ -84,8 +84,12 @@ def before_validate_one_request(manager: Any, obj: Any, input_ids: Sequence[int]
         prompt_refusals.check_sampling(sampling, manager.model_config.vocab_size)
     # Of several prompts, when some were given as text, SGLang takes single ids for whole prompts.
     prompt_refusals.check_is_list(input_ids)
-    if input_ids is not None and len(input_ids) and not _has_media(obj, manager):
-        prompt_refusals.check_ids(input_ids, manager.model_config.vocab_size)
+    num_ids = prompt_refusals.END_OF_IDS if _has_media(obj, manager) else manager.model_config.vocab_size
+    # SGLang's processors take what a client has sent, or make something of it, as they like.
+    sent = getattr(obj, "input_ids", None)
+    for ids in (input_ids, *([] if sent is input_ids else [sent])):
+        if ids is not None and len(ids):
+            prompt_refusals.check_ids(ids, num_ids)
     session = getattr(obj, "session_params", None)
     if input_ids is not None and not len(input_ids) and not (isinstance(session, dict) and session.get("id")):
         raise BadRequest("a prompt has no tokens")

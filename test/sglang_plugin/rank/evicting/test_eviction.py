@@ -279,6 +279,15 @@ def test_evict_when_the_allocation_has_what_it_needs_then_nothing_that_is_kept_g
     assert cache.evict(8 * PAGE) == 8 * PAGE
 
 
+def test_evict_when_a_fetch_asks_for_little_then_nothing_that_is_kept_goes_for_what_goes_with_it(rig):
+    cache, _, linker = rig
+    cache.insert(prompt(1))
+    linker.kept_in_pool.add(cache.tree_core.get_last_hash_value(cache.insert(prompt(2))))
+    cache.banyan_victims._least_tokens = 64 * PAGE
+    assert cache.evict(PAGE) == 8 * PAGE and cache.num_held(prompt(2)) == 8 * PAGE
+    assert cache.evict(PAGE) == 8 * PAGE, "where nothing else can leave"
+
+
 @pytest.mark.parametrize("part", ["_least_tokens", "_shares", "_look", "_count"])
 def test_evict_when_banyans_choice_fails_then_sglang_chooses_and_as_much_goes(rig, monkeypatch, part):
     cache, _, _ = rig

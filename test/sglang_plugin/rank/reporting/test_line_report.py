@@ -56,6 +56,17 @@ def told(texts, *, tells_text=True):
     return report, found, counters
 
 
+def test_saw_when_prompts_part_at_an_image_then_what_stands_for_it_is_no_text_and_nothing_fails():
+    report = LineReport(Counters(), 4, tells_text=True)
+    for number in range(3):
+        asked = request(chat(0))
+        place = asked.origin_input_ids.index(TOKENIZER.words.index("0"))
+        asked.origin_input_ids[place : place + 1] = array("q", [2**61 + number] * 8)
+        report.saw(asked)
+    line = shown(report)
+    assert (line["part"], line["num_prompts"]) == ("system", 3) and line["text"].strip() == "stamp:of today"
+
+
 def test_saw_when_a_line_changes_then_place_part_and_text_are_told_by_the_third_turn():
     report, found, counters = told([chat(number) for number in range(3)])
     assert found == [None, Parting(12, 2), Parting(12, 3)]

@@ -31,3 +31,8 @@ def test_command_when_it_is_passed_on_then_the_same():
     command = Command.of({"action": "retain", "input_ids": [5, 6], "ttl_s": 60, "cache_salt": "s", "session": "x"})
     assert Command.of(command.body()) == command and command.action is Action.RETAIN
     assert Command.of({"action": "list"}).input_ids == []
+
+
+@pytest.mark.parametrize("field", ["cache_salt", "extra_key"])
+def test_command_when_a_salt_or_key_is_empty_then_it_is_none_as_in_a_request(field):
+    assert getattr(Command.of({"action": "pin", "input_ids": [1], field: ""}), field) is None

@@ -51,7 +51,7 @@ def test_pin_when_its_time_is_over_then_nothing_of_it_is_kept() -> None:
 def test_pin_when_over_the_budget_of_its_tenant_then_refused_in_one_line_and_what_was_pinned_stays() -> None:
     rig = Rig()
     rig.told.pin("t", chain("a", 8), 10.0)
-    with pytest.raises(Refused, match=r"^3 pages more .* budget of 10 pages .* 8 are pinned: .*--banyan-told-share"):
+    with pytest.raises(Refused, match=r"^3 pages more .* budget of 10 pages .* 8 are kept: .*--banyan-told-share"):
         rig.told.pin("t", chain("b", 3), 10.0)
     assert rig.kept == set(chain("a", 8)) and rig.told.num_refused == 1
     rig.told.pin("another", chain("c", 10), 10.0)
@@ -95,6 +95,26 @@ def test_retain_when_the_budget_is_used_then_the_oldest_retained_makes_room_and_
     rig.told.pin("t", chain("second", 6), 10.0)
     assert rig.kept == {*chain("pin", 4), *chain("second", 6)}
     assert rig.told.retain("t", chain("d", 3), 10.0) == 0
+
+
+@pytest.mark.parametrize("is_pin", [True, False], ids=["pinned", "retained"])
+def test_chain_when_its_beginning_was_retained_first_then_what_is_none_of_it_makes_room(is_pin: bool) -> None:
+    rig = Rig(num_pages=1000)
+    grown = chain("a", 70)
+    rig.told.retain("t", grown[:60], 10.0)
+    rig.told.retain("t", chain("b", 40), 10.0)
+    if is_pin:
+        rig.told.pin("t", grown, 10.0)
+    else:
+        assert rig.told.retain("t", grown, 10.0) == 70
+    assert rig.kept == set(grown) and rig.told.num_refused == 0
+
+
+def test_chain_when_only_its_own_beginning_could_make_room_then_that_much_of_it_is_kept() -> None:
+    rig = Rig(num_pages=1000)
+    grown = chain("a", 130)
+    rig.told.retain("t", grown[:60], 10.0)
+    assert rig.told.retain("t", grown, 10.0) == 100 and rig.kept == set(grown[:100])
 
 
 def test_retain_when_a_conversation_grows_then_one_prefix_is_remembered_and_nothing_goes_and_comes_back() -> None:

@@ -149,7 +149,8 @@ class VictimChoice:
         self._tracker: dict[Any, int] = {}
         self._steps: dict[int, Any] = {}
         self._last_step: Any = None
-        self._num_tokens = self._num_gone = 0
+        self._num_asked = self._num_tokens = self._num_gone = 0
+        """Tokens that SGLang asks for, and those that go where nothing is kept: several pages at once."""
         self._chosen: Leaf | None = None
 
         def step(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
@@ -177,6 +178,7 @@ class VictimChoice:
         self._stretches.update(stretches[1:], [result.last_device_node] if stretches else [])
 
     def start(self, component: Any, num_tokens: int) -> None:
+        self._num_asked = num_tokens
         self._num_tokens = num_tokens = max(num_tokens, self._least_tokens)
         self._start(component, num_tokens)
         self._has_begun = True
@@ -205,7 +207,8 @@ class VictimChoice:
             self._has_spared_gone = False
             self._begin_again()
             self._chosen = self._walk.choose()
-        if self._chosen is None and self._spared and not self._has_enough():
+        is_short = tracker.get(component, 0) < self._num_asked and not self._has_enough()
+        if self._chosen is None and self._spared and is_short:
             return self._next_spared()
         return self._last_step if self._chosen is None else self._steps.pop(self._chosen.node)
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from banyan.sglang_plugin.prompt_refusals import END_OF_IDS
 from banyan.telemetry import ChangingLines, Counters, Parting
 from banyan.telemetry.changing_lines import MOST_SHOWN
 
@@ -79,17 +80,22 @@ def part_of(tokenizer: Any, tokens: Sequence[int], place: int) -> str:
     marks = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", ())}
     back = range(min(place, len(tokens) - 1), max(-1, place - MOST_LOOKED_BACK), -1)
     for start in islice((start for start in back if tokens[start] in marks), MOST_MARKS):
-        role = _ROLE.search(tokenizer.decode(list(tokens[start : start + 3])))
+        role = _ROLE.search(_text(tokenizer, tokens[start : start + 3]))
         if role is None:
             continue
         if role[1].lower() not in ("system", "developer"):
             return "messages"
-        return "tools" if _TOOLS.search(tokenizer.decode(list(tokens[start:place]))) else "system"
+        return "tools" if _TOOLS.search(_text(tokenizer, tokens[start:place])) else "system"
     return ""
 
 
 def line_at(tokenizer: Any, tokens: Sequence[int], place: int) -> str:
     """The line around a token, as text."""
-    before = tokenizer.decode(list(tokens[max(0, place - NEAR_LINE_TOKENS) : place]))
-    behind = tokenizer.decode(list(tokens[place : place + NEAR_LINE_TOKENS]))
+    before = _text(tokenizer, tokens[max(0, place - NEAR_LINE_TOKENS) : place])
+    behind = _text(tokenizer, tokens[place : place + NEAR_LINE_TOKENS])
     return (before.rpartition("\n")[2] + behind.partition("\n")[0])[:MOST_CHARACTERS]
+
+
+def _text(tokenizer: Any, tokens: Sequence[int]) -> str:
+    """Without what stands for images: tokenizers do not take such numbers."""
+    return str(tokenizer.decode([token for token in tokens if 0 <= token < END_OF_IDS]))
