@@ -130,11 +130,10 @@ pub fn create_segment(
     made.map_err(|error| {
         // The space has to come back; if even that fails, the next try truncates it.
         drop(fs::remove_file(&unnamed));
-        match &error {
-            crate::error::StoreError::System { cause, .. } if is_no_space(cause) => {
-                NoSegment::NoSpace
-            }
-            _ => NoSegment::Failed(error),
+        if error.is_no_space() {
+            NoSegment::NoSpace
+        } else {
+            NoSegment::Failed(error)
         }
     })
 }
@@ -167,8 +166,4 @@ fn reserve(file: &File, num_bytes: u64) -> io::Result<()> {
             _ => return Err(error),
         }
     }
-}
-
-pub fn is_no_space(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
 }

@@ -310,7 +310,7 @@ impl Store {
             }
         }
         state.end_drain();
-        if state.is_drained() {
+        if state.is_settled() {
             return Ok(state.counters.write_failures - before);
         }
         self.give_up_sync(state)
@@ -345,7 +345,7 @@ impl Store {
     }
 
     fn is_draining(&self, state: &State) -> bool {
-        !state.is_drained() && !state.has_lost_thread() && !self.is_closed.load(Ordering::Relaxed)
+        !state.is_settled() && !state.has_lost_thread() && !self.is_closed.load(Ordering::Relaxed)
     }
 
     pub fn set_permit(&self, permit: Permit) {
@@ -440,7 +440,8 @@ impl Store {
             stats.push(("num_segments", segments));
         }
         stats.push(("untold_moves", state.catalog.num_moves_lost()));
-        stats.push(("is_stopped", u64::from(state.stopped.is_some())));
+        let is_stopped = state.has_lost_thread() || state.has_no_manifest;
+        stats.push(("is_stopped", u64::from(is_stopped)));
         stats
     }
 

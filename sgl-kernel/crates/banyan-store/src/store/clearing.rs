@@ -37,7 +37,7 @@ impl Store {
             self.shared.release_claim(&page.namespace, &page.key);
         }
         if !is_durable {
-            let doing = format!("cannot clear the store within {:?}", self.stall_after);
+            let doing = "cannot clear the store: its manifest has not been written";
             return Err(StoreError::os(doing, io::ErrorKind::TimedOut.into()));
         }
         if is_to_be_told {
