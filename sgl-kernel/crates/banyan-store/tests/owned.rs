@@ -116,6 +116,30 @@ fn shelf_when_others_may_write_it_then_its_records_are_not_believed() {
 }
 
 #[test]
+fn shelf_when_one_of_its_files_cannot_be_opened_then_passed_over_and_a_later_start_makes_no_third()
+{
+    for name in ["segment-000000", "manifest-1", "new-manifest", "lock"] {
+        let scratch = Scratch::new();
+        let options = options(scratch.path());
+        Rig::open(&options).keep(None, &[0, 1]);
+        let path = shelf_of(&options.paths[0]).join(name);
+        drop(fs::remove_file(&path));
+        fs::create_dir(&path).unwrap();
+        for page in 2..4 {
+            let rig = Rig::open(&options);
+            assert_eq!(rig.stat("adopted_pages"), page - 2, "{name}");
+            rig.keep(None, &[page]);
+            assert_eq!(rig.fetch(&[page], 1), []);
+        }
+        let stripe = Stripe::open(&options.paths).unwrap();
+        assert_eq!(stripe.shelves().unwrap().len(), 2);
+        let reports = check::survey(&stripe).unwrap();
+        let is_new = |report: &check::ShelfReport| report.num_records == 2;
+        assert!(reports.iter().any(is_new), "{name}");
+    }
+}
+
+#[test]
 fn files_when_they_are_links_then_nothing_elsewhere_is_read_or_written() {
     for name in [
         "lock",
