@@ -88,6 +88,13 @@ fn whose(token: Token) -> Whose {
     })
 }
 
+/// The device has answered a read: nobody waits for the drive any more, though a throttle keeps the answer.
+pub fn on_answer(shared: &Shared, token: Token) {
+    if let Whose::Read(slot) = whose(token) {
+        shared.watch.lock().landed(slot);
+    }
+}
+
 impl Engine {
     pub fn new(
         shared: Arc<Shared>,
@@ -157,9 +164,9 @@ impl Engine {
     }
 
     fn leaves_device(&mut self, done: &Completion) {
-        if let Whose::Read(slot) = whose(done.token) {
+        if let Whose::Read(_) = whose(done.token) {
             self.num_in_flight -= 1;
-            self.shared.watch.lock().landed(slot);
+            on_answer(&self.shared, done.token);
         }
     }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::clock::Clock;
 use crate::device::{Device, ThreadsDevice, ThrottledDevice, UringDevice};
-use crate::engine::Engine;
+use crate::engine::{Engine, on_answer};
 use crate::error::{Result, StoreError, invalid};
 use crate::format::Namespace;
 use crate::growth::Limits;
@@ -143,14 +143,15 @@ fn start_io(
     let (read_bytes_per_s, backlog_bytes) = (options.read_bytes_per_s, options.backlog_bytes);
     let stall_after = options.stall_after;
     let work = move || {
-        let made = make_device(&choice, read_bytes_per_s).and_then(|(mut device, name)| {
-            let writer =
-                opened.map(|opened| Writer::new(opened, limits, backlog_bytes, &mut *device));
-            let writer = writer
-                .transpose()
-                .map_err(|cause| StoreError::os("cannot hand the manifest to the device", cause))?;
-            Ok((device, name, writer))
-        });
+        let made =
+            make_device(&shared, &choice, read_bytes_per_s).and_then(|(mut device, name)| {
+                let writer =
+                    opened.map(|opened| Writer::new(opened, limits, backlog_bytes, &mut *device));
+                let writer = writer.transpose().map_err(|cause| {
+                    StoreError::os("cannot hand the manifest to the device", cause)
+                })?;
+                Ok((device, name, writer))
+            });
         match made {
             Ok((device, name, writer)) => {
                 shared.set_waker(device.waker());
@@ -177,16 +178,21 @@ fn start_io(
 }
 
 fn make_device(
+    shared: &Arc<Shared>,
     choice: &EngineChoice,
     read_bytes_per_s: Option<u64>,
 ) -> Result<(Box<dyn Device>, String)> {
     let (device, name) = make_engine(choice)?;
     Ok(match read_bytes_per_s {
         None | Some(0) => (device, name),
-        Some(rate) => (
-            Box::new(ThrottledDevice::new(device, rate)),
-            format!("{name}, reads at most {} MB/s", rate / 1_000_000),
-        ),
+        Some(rate) => {
+            let shared = shared.clone();
+            let on_answer = move |token| on_answer(&shared, token);
+            (
+                Box::new(ThrottledDevice::new(device, rate, on_answer)),
+                format!("{name}, reads at most {} MB/s", rate / 1_000_000),
+            )
+        }
     })
 }
 
