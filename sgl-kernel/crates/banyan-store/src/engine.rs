@@ -15,6 +15,7 @@ use banyan_shm::memory::SharedMemory;
 
 use crate::buffer::{AlignedBytes, BufferPool};
 use crate::device::{Completion, Device, FileId, Span, Token};
+use crate::directory::ShelfId;
 use crate::files::Files;
 use crate::geometry::{BLOCK_BYTES, Geometry};
 use crate::pacing::Load;
@@ -42,6 +43,8 @@ pub struct Engine {
     shared: Arc<Shared>,
     device: Box<dyn Device>,
     files: Files,
+    /// Shelves whose files are let go of when no read is of them.
+    left: Vec<ShelfId>,
     writer: Option<Writer>,
     geometry: Arc<Geometry>,
     jobs: Vec<Option<ReadJob>>,
@@ -109,6 +112,7 @@ impl Engine {
             shared,
             device,
             files: Files::default(),
+            left: Vec::new(),
             writer,
             geometry,
             jobs: Vec::new(),
@@ -181,26 +185,31 @@ impl Engine {
         let mut inbox = self.shared.inbox();
         let reads = std::mem::take(&mut inbox.reads);
         let memories = std::mem::take(&mut inbox.memories);
-        let left = if self.jobs.iter().all(Option::is_none) {
-            std::mem::take(&mut inbox.left)
-        } else {
-            Vec::new()
-        };
+        self.left.append(&mut inbox.left);
         let is_closing = inbox.is_closing;
         drop(inbox);
         for memory in &memories {
             self.know(memory);
         }
+        self.leave_files();
         for job in reads {
             self.add_read(job);
-        }
-        for shelf in left {
-            self.files.forget(&mut *self.device, shelf);
         }
         if is_closing {
             self.with_writer(|writer, around| writer.give_up_waiting(around));
         }
         is_closing
+    }
+
+    fn leave_files(&mut self) {
+        for shelf in std::mem::take(&mut self.left) {
+            let index = self.shared.lock().catalog.shelf_index(shelf);
+            if self.jobs.iter().flatten().any(|job| job.is_of(index)) {
+                self.left.push(shelf);
+            } else {
+                self.files.forget(&mut *self.device, shelf);
+            }
+        }
     }
 
     fn add_read(&mut self, job: ReadJob) {

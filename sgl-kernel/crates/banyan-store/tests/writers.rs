@@ -197,6 +197,59 @@ fn shelf_when_nobody_owns_it_and_space_is_short_then_removed() {
     assert_eq!(Rig::open(&old).num_found(&[0]), 0);
 }
 
+/// Files of the store that are gone and still open in this process.
+fn num_deleted(scratch: &Scratch) -> usize {
+    let links = fs::read_dir("/proc/self/fd").unwrap();
+    let names = links.filter_map(|link| fs::read_link(link.unwrap().path()).ok());
+    names
+        .filter(|name| name.starts_with(scratch.path()))
+        .filter(|name| name.to_str().unwrap().ends_with(" (deleted)"))
+        .count()
+}
+
+#[test]
+fn shelf_when_removed_then_those_who_have_read_it_let_go_of_its_files_though_they_are_idle_or_read_on()
+ {
+    for is_idle in [true, false] {
+        let scratch = Scratch::new();
+        let mut options = options(scratch.path());
+        // A segment for two of the three.
+        options.limits.quota_bytes = 1 << 20;
+        options.read_bytes_per_s = Some(100_000);
+        let [leaver, reader, writer] = [(); 3].map(|()| Rig::open(&options));
+        let own: Vec<u64> = (10..22).collect();
+        leaver.keep(None, &[0]);
+        reader.keep(None, &own);
+        reader.store.refresh().unwrap();
+        assert_eq!(reader.fetch(&[0], 1), []);
+        drop(leaver);
+        let found = reader
+            .store
+            .lookup(&own.iter().map(|page| key(*page)).collect::<Vec<_>>());
+        let offsets: Vec<u64> = (0..12).map(|frame| reader.offset(frame)).collect();
+        let read = || {
+            let store = &reader.store;
+            store.read(&found, 12, &reader.memory, &offsets, 1).unwrap()
+        };
+        let slow = (!is_idle).then(read);
+        writer.keep(None, &[30]);
+        assert!(num_deleted(&scratch) > 0, "the shelf is still there");
+        if !is_idle {
+            reader.store.refresh().unwrap();
+            writer.store.refresh().unwrap();
+        }
+        let started = Instant::now();
+        while num_deleted(&scratch) > 0 {
+            assert!(started.elapsed().as_secs() < 20, "{is_idle}");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        if let Some(slow) = slow {
+            assert!(!slow.progress.has_ended());
+            slow.cancel();
+        }
+    }
+}
+
 #[test]
 fn shelf_when_it_cannot_be_removed_then_another_one_makes_room() {
     let scratch = Scratch::new();
