@@ -200,8 +200,8 @@ RULES = (
         CRITICAL,
         Above("store_is_stopped", 0),
         "the store takes no writes",
-        "Look for `banyan:` in the rank's log: a failed thread needs a restart of the server; a manifest that cannot be "
-        "written, or a backend that does not answer, is tried again by itself.",
+        "Look for `banyan:` in the rank's log: a failed thread needs a restart of the server; a manifest that cannot "
+        "be written, or a backend that does not answer, is tried again by itself.",
     ),
     Rule(
         "BanyanStoreFull",
