@@ -45,7 +45,7 @@ pub struct Engine {
     files: Files,
     /// Shelves whose files are let go of when no read is of them.
     left: Vec<ShelfId>,
-    writer: Option<Writer>,
+    writer: Writer,
     geometry: Arc<Geometry>,
     jobs: Vec<Option<ReadJob>>,
     transfers: Vec<Option<Transfer>>,
@@ -102,7 +102,7 @@ impl Engine {
     pub fn new(
         shared: Arc<Shared>,
         device: Box<dyn Device>,
-        writer: Option<Writer>,
+        writer: Writer,
         stall_after: Duration,
     ) -> Self {
         let geometry = shared.geometry.clone();
@@ -242,9 +242,6 @@ impl Engine {
 
     fn with_writer(&mut self, act: impl FnOnce(&mut Writer, &mut Surroundings<'_>)) {
         let load = self.load();
-        let Some(writer) = &mut self.writer else {
-            return;
-        };
         let mut around = Surroundings {
             shared: &self.shared,
             device: &mut *self.device,
@@ -252,7 +249,7 @@ impl Engine {
             load,
             token: writer_token,
         };
-        act(writer, &mut around);
+        act(&mut self.writer, &mut around);
     }
 
     fn ready_next_write(&mut self) -> bool {
@@ -262,7 +259,7 @@ impl Engine {
     }
 
     fn load(&self) -> Load {
-        let has_work = self.writer.is_some() && !self.shared.lock().is_drained();
+        let has_work = !self.shared.lock().is_drained();
         Load {
             reads_here: self.num_reads(),
             reads_elsewhere: if has_work {
@@ -288,11 +285,8 @@ impl Engine {
     // ---- sleep -------------------------------------------------------------------------------------------------
 
     fn is_quiet(&self) -> bool {
-        let has_writes = self
-            .writer
-            .as_ref()
-            .is_some_and(|writer| writer.has_writes() || writer.is_busy() || writer.has_batch());
-        self.num_reads() == 0 && !has_writes
+        let writer = &self.writer;
+        self.num_reads() == 0 && !writer.has_writes() && !writer.is_busy() && !writer.has_batch()
     }
 
     fn patience(&self, is_closing: bool) -> Duration {
@@ -302,7 +296,7 @@ impl Engine {
         if self.num_in_flight > 0 || !self.is_quiet() || is_closing {
             return self.nap;
         }
-        if self.writer.is_none() || self.shared.lock().is_drained() {
+        if self.shared.lock().is_drained() {
             IDLE
         } else if self.shared.reads_elsewhere() > 0 {
             YIELD

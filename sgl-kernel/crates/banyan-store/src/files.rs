@@ -33,8 +33,6 @@ pub enum Use {
 #[derive(Default)]
 pub struct Files {
     open: HashMap<(ShelfId, u32), FileId>,
-    /// A path whose file system refused O_DIRECT, for the log.
-    pub buffered: Option<String>,
 }
 
 impl Files {
@@ -50,10 +48,7 @@ impl Files {
             return Ok(*file);
         }
         let path = stripe.segment(shelf, segment);
-        let (file, is_direct) = open_direct(&path, purpose)?;
-        if !is_direct && self.buffered.is_none() {
-            self.buffered = Some(path.display().to_string());
-        }
+        let (file, _) = open_direct(&path, purpose)?;
         let file = device.add_file(Arc::new(file))?;
         self.open.insert((shelf, segment), file);
         Ok(file)

@@ -24,12 +24,6 @@ const NUM_IO_THREADS: usize = 4;
 /// How often a thread's end is looked for.
 const END_PAUSE: Duration = Duration::from_millis(1);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
-    ReadWrite,
-    ReadOnly,
-}
-
 /// A device that the opener brings: one that fails on purpose, for tests.
 pub trait OtherDevice: Debug + Send + Sync {
     fn open(&self) -> Box<dyn Device>;
@@ -50,7 +44,6 @@ pub struct Options {
     pub paths: Vec<PathBuf>,
     pub namespace: Namespace,
     pub layer_bytes: Vec<u64>,
-    pub purpose: Purpose,
     pub limits: Limits,
     pub segment_bytes: Option<u64>,
     pub backlog_bytes: u64,
@@ -94,7 +87,7 @@ fn join_within(thread: JoinHandle<()>, name: &str, patience: Duration) {
 /// Starts the threads; the name of the device.
 pub(super) fn start(
     shared: &Arc<Shared>,
-    opened: Option<Opened>,
+    opened: Opened,
     options: &Options,
 ) -> Result<(Threads, String)> {
     let (io, name) = start_io(shared, opened, options)?;
@@ -135,7 +128,7 @@ fn spawn(
 
 fn start_io(
     shared: &Arc<Shared>,
-    opened: Option<Opened>,
+    opened: Opened,
     options: &Options,
 ) -> Result<(JoinHandle<()>, String)> {
     let (sender, receiver) = channel();
@@ -145,9 +138,8 @@ fn start_io(
     let work = move || {
         let made =
             make_device(&shared, &choice, read_bytes_per_s).and_then(|(mut device, name)| {
-                let writer =
-                    opened.map(|opened| Writer::new(opened, limits, backlog_bytes, &mut *device));
-                let writer = writer.transpose().map_err(|cause| {
+                let writer = Writer::new(opened, limits, backlog_bytes, &mut *device);
+                let writer = writer.map_err(|cause| {
                     StoreError::os("cannot hand the manifest to the device", cause)
                 })?;
                 Ok((device, name, writer))
