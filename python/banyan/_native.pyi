@@ -644,7 +644,6 @@ class Store:
         floor_bytes: int = 1 << 30,
         segment_bytes: int | None = None,
         backlog_bytes: int = 256 << 20,
-        access: str = "read-write",
         engine: str = "auto",
         read_bytes_per_s: int | None = None,
         stall_s: float = 10.0,
@@ -660,7 +659,6 @@ class Store:
             floor_bytes: free bytes to leave on each file system.
             segment_bytes: size of a segment file; chosen from the quota when None.
             backlog_bytes: pages queued by `put` beyond this are refused ("full").
-            access: "read-write", or "read" (no shelf of its own, `put` raises).
             engine: "auto" (io_uring, else threads), "uring" or "threads".
             read_bytes_per_s: read no faster than this (a drive that others use, or an experiment); None: no limit.
             stall_s: a read that the device has not answered for so long is late; until it has, nothing is found and
@@ -668,7 +666,7 @@ class Store:
 
         Raises ValueError, naming the path and the way out, for a foreign directory, a newer format, a directory of
         another user or one that others may write, a mount point without its mount, or paths that do not belong
-        together; OSError when the system refuses (a read-only path: pass access="read").
+        together; OSError when the system refuses.
         """
 
     @property
@@ -771,9 +769,6 @@ class Store:
         Raises OSError when the drive has not taken it within `stall_s`: this writer finds them no more, others may
         until it has.
         """
-
-    def drop(self, keys: list[str]) -> int:
-        """Withdraw single pages (a reader found their content wrong); how many were this writer's own."""
 
     def stats(self) -> dict[str, int]:
         """Counters since open and gauges; the names are those of `banyan store stat`."""

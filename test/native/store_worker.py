@@ -41,7 +41,7 @@ def forbid_writes(path: str) -> None:
         subprocess.run(["mount", *options], check=True)
 
 
-def main(without: str, access: str, path: str) -> None:
+def main(without: str, path: str) -> None:
     from banyan._native import SharedBytes, Store
 
     if without == "io_uring":
@@ -49,7 +49,7 @@ def main(without: str, access: str, path: str) -> None:
     elif without == "writes":
         forbid_writes(path)
     try:
-        store = Store.open([path], b"n" * 32, LAYER_BYTES, access=access, quota_bytes=4 << 20, floor_bytes=0)
+        store = Store.open([path], b"n" * 32, LAYER_BYTES, quota_bytes=4 << 20, floor_bytes=0)
     except (OSError, ValueError) as error:
         print(json.dumps({"refused": str(error)}))
         return
@@ -58,9 +58,8 @@ def main(without: str, access: str, path: str) -> None:
     pages[0] = np.random.default_rng(1).integers(0, 256, pages[0].shape)
     keys = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(NUM_PAGES)]
     offsets = np.arange(2 * NUM_PAGES, dtype=np.int64) * FRAME_BYTES
-    if access == "read-write":
-        store.put(keys, None, memory, offsets[:NUM_PAGES])
-        store.sync()
+    store.put(keys, None, memory, offsets[:NUM_PAGES])
+    store.sync()
     found = store.lookup(keys)
     failed = store.read(found, found.num_pages, memory, offsets[NUM_PAGES : NUM_PAGES + found.num_pages]).finish()
     same = int((pages[0] == pages[1]).all(axis=1).sum())

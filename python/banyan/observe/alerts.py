@@ -199,8 +199,9 @@ RULES = (
         "BanyanStoreStopped",
         CRITICAL,
         Above("store_is_stopped", 0),
-        "the store takes no writes any more",
-        "Look for `banyan:` in the rank's log; a restart of the server opens the store again.",
+        "the store takes no writes",
+        "Look for `banyan:` in the rank's log: a failed thread needs a restart of the server; a manifest that cannot "
+        "be written, or a backend that does not answer, is tried again by itself.",
     ),
     Rule(
         "BanyanStoreFull",

@@ -43,7 +43,7 @@ STORE_GAUGES = {
     "num_records": "pages that the store holds, by whichever server",
     "own_places": "places in this rank's files of the store",
     "free_places": "of these, places that hold nothing",
-    "is_stopped": "1: the store takes no writes any more",
+    "is_stopped": "1: the store takes no writes: a thread failed, no manifest can be written, or no backend answers",
 }
 """The same for what a store tells; its figures have names that begin with ``STORE_PREFIX``."""
 

@@ -164,16 +164,9 @@ def test_read_when_the_frames_are_wrong_then_valueerror(store, memory, frames, r
         store.read(store.lookup(keys(1)), 1, memory, np.array(frames, dtype=np.int64))
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"access": "write"}, "choose read-write or read"),
-        ({"engine": "aio"}, "choose auto, uring or threads"),
-    ],
-)
-def test_open_when_an_option_is_unknown_then_valueerror_names_the_choice(tmp_path, options, reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        open_store(tmp_path / "store", **options)
+def test_open_when_the_engine_is_unknown_then_valueerror_names_the_choice(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="choose auto, uring or threads"):
+        open_store(tmp_path / "store", engine="aio")
 
 
 def test_open_when_the_directory_is_foreign_then_valueerror_names_it(tmp_path: Path) -> None:
@@ -186,15 +179,6 @@ def test_open_when_the_weights_were_digested_before_then_the_directory_becomes_a
     (tmp_path / MEMORY_NAME).write_text("{}")
     open_store(tmp_path).close()
     assert (tmp_path / "STORE").exists() and (tmp_path / MEMORY_NAME).read_text() == "{}"
-
-
-def test_open_when_only_reading_then_put_is_refused(tmp_path: Path, store: Store, memory: SharedBytes) -> None:
-    store.put(keys(1), None, memory, offsets(0))
-    store.sync()
-    reader = open_store(tmp_path / "store", access="read")
-    assert reader.lookup(keys(1)).num_pages == 1
-    with pytest.raises(ValueError, match='access="read-write"'):
-        reader.put(keys(2), None, memory, offsets(0))
 
 
 GROW_IN_VAIN = """
@@ -273,11 +257,10 @@ def test_identity_when_a_store_is_opened_again_or_by_others_then_the_same_and_of
 ) -> None:
     store.put(keys(1), None, memory, offsets(0))
     store.sync()
-    reader = open_store(tmp_path / "store", access="read")
     beside = open_store(tmp_path / "store")
-    assert reader.identity == beside.identity == store.identity
+    assert beside.identity == store.identity
     assert open_store(tmp_path / "other").identity != store.identity
-    assert reader.moved(10) == beside.moved(10) == ([], []) and reader.own_pages(0, 10) is None
+    assert beside.moved(10) == ([], [])
     assert beside.lookup(keys(1)).num_pages == 1 and not beside.own_pages(0, 10), "another writer's"
 
 

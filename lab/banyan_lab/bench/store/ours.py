@@ -113,8 +113,9 @@ class OurStore:
             time.sleep(0.005)
         self.drained_s.append(time.perf_counter() - start)
         self._store.completed()
-        self._store.drop(keys)
+        self._store.evict(self._blocks.num_blocks)
         self._store.sync()
+        self._keys = keys
         return taken
 
     def close(self) -> None:

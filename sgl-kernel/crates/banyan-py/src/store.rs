@@ -14,7 +14,7 @@ use banyan_store::pacing::Permit;
 use banyan_store::reading::{ReadTicket, Reason};
 use banyan_store::shares::Owner;
 use banyan_store::state::{Outcome, Verdict};
-use banyan_store::store::{EngineChoice, Found, Options, Purpose, Store};
+use banyan_store::store::{EngineChoice, Found, Options, Store};
 use pyo3::exceptions::{PyOSError, PyTimeoutError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -214,7 +214,7 @@ pub struct PyStore {
 impl PyStore {
     #[staticmethod]
     #[pyo3(signature = (paths, namespace, layer_bytes, *, quota_bytes, share_bytes=None, floor_bytes=1 << 30, segment_bytes=None,
-                        backlog_bytes=256 << 20, access="read-write", engine="auto", read_bytes_per_s=None, stall_s=10.0))]
+                        backlog_bytes=256 << 20, engine="auto", read_bytes_per_s=None, stall_s=10.0))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keyword arguments of one Python call"
@@ -229,27 +229,16 @@ impl PyStore {
         floor_bytes: u64,
         segment_bytes: Option<u64>,
         backlog_bytes: u64,
-        access: &str,
         engine: &str,
         read_bytes_per_s: Option<u64>,
         stall_s: f64,
     ) -> PyResult<Self> {
-        let purpose = match access {
-            "read-write" => Purpose::ReadWrite,
-            "read" => Purpose::ReadOnly,
-            _ => {
-                return Err(PyValueError::new_err(format!(
-                    "there is no access {access:?}: choose read-write or read"
-                )));
-            }
-        };
         let stall_after = Duration::try_from_secs_f64(stall_s)
             .map_err(|cause| PyValueError::new_err(format!("stall_s={stall_s}: {cause}")))?;
         let options = Options {
             paths,
             namespace: namespace_of(namespace)?,
             layer_bytes,
-            purpose,
             limits: Limits {
                 quota_bytes,
                 share_bytes: share_bytes.unwrap_or(quota_bytes),
@@ -421,10 +410,6 @@ impl PyStore {
 
     fn clear(&self, py: Python<'_>) -> PyResult<usize> {
         py.detach(|| self.store.clear()).map_err(to_py)
-    }
-
-    fn drop(&self, keys: &Bound<'_, PyList>) -> PyResult<usize> {
-        self.store.drop_records(&keys_of(keys)?).map_err(to_py)
     }
 
     fn stats(&self) -> std::collections::BTreeMap<&'static str, u64> {

@@ -16,7 +16,7 @@ use banyan_store::geometry::Geometry;
 use banyan_store::growth::Limits;
 use banyan_store::manifest;
 use banyan_store::owned::{self, Way};
-use banyan_store::store::{EngineChoice, Options, Purpose, Store};
+use banyan_store::store::{EngineChoice, Options, Store};
 
 const LAYER_BYTES: [u64; 30] = [12288; 30];
 const PLACES_PER_SEGMENT: u32 = 1 << 14;
@@ -35,7 +35,6 @@ fn main() -> Result<()> {
         paths: vec![path.clone()],
         namespace: NAMESPACE,
         layer_bytes: LAYER_BYTES.to_vec(),
-        purpose: Purpose::ReadWrite,
         limits: Limits {
             quota_bytes: u64::MAX / 4,
             share_bytes: u64::MAX / 4,

@@ -17,6 +17,7 @@ use crate::format::{Entry, FileHeader, FileKind, Namespace, RecordHeader, record
 use crate::geometry::{BLOCK_BYTES, Geometry, Place};
 use crate::growth;
 use crate::manifest::{self, Follower, Log, Tenants};
+use crate::opening::pass_over;
 
 #[derive(Clone, Debug)]
 pub struct ShelfReport {
@@ -59,37 +60,45 @@ pub enum Treatment {
     Repair,
 }
 
+/// A shelf that cannot be read is passed over.
 pub fn survey(stripe: &Stripe) -> Result<Vec<ShelfReport>> {
     let mut reports = Vec::new();
     for shelf in stripe.shelves()? {
-        let Some(Loaded {
-            header, entries, ..
-        }) = load(stripe, shelf)?
-        else {
-            continue;
-        };
-        let mut records_by_namespace = BTreeMap::new();
-        for entry in &entries {
-            *records_by_namespace
-                .entry(entry.record.identity.namespace)
-                .or_insert(0) += 1;
+        match survey_shelf(stripe, shelf) {
+            Ok(report) => reports.extend(report),
+            Err(error) => pass_over(shelf, &error),
         }
-        let segments = stripe.segments(shelf)?;
-        reports.push(ShelfReport {
-            shelf,
-            is_in_use: stripe.is_in_use(shelf)?,
-            epoch: header.number,
-            namespace: header.namespace,
-            num_layers: header.geometry.num_layers(),
-            record_bytes: header.geometry.record_bytes(),
-            num_segments: segments.len(),
-            num_places: segments.len() as u64 * u64::from(header.places_per_segment),
-            num_records: entries.len() as u64,
-            used_bytes: growth::shelf_cost(stripe, shelf)?,
-            records_by_namespace,
-        });
     }
     Ok(reports)
+}
+
+fn survey_shelf(stripe: &Stripe, shelf: ShelfId) -> Result<Option<ShelfReport>> {
+    let Some(Loaded {
+        header, entries, ..
+    }) = load(stripe, shelf)?
+    else {
+        return Ok(None);
+    };
+    let mut records_by_namespace = BTreeMap::new();
+    for entry in &entries {
+        *records_by_namespace
+            .entry(entry.record.identity.namespace)
+            .or_insert(0) += 1;
+    }
+    let segments = stripe.segments(shelf)?;
+    Ok(Some(ShelfReport {
+        shelf,
+        is_in_use: stripe.is_in_use(shelf)?,
+        epoch: header.number,
+        namespace: header.namespace,
+        num_layers: header.geometry.num_layers(),
+        record_bytes: header.geometry.record_bytes(),
+        num_segments: segments.len(),
+        num_places: segments.len() as u64 * u64::from(header.places_per_segment),
+        num_records: entries.len() as u64,
+        used_bytes: growth::shelf_cost(stripe, shelf)?,
+        records_by_namespace,
+    }))
 }
 
 struct Loaded {

@@ -15,6 +15,7 @@ use banyan_shm::memory::SharedMemory;
 
 use crate::buffer::{AlignedBytes, BufferPool};
 use crate::device::{Completion, Device, FileId, Span, Token};
+use crate::directory::ShelfId;
 use crate::files::Files;
 use crate::geometry::{BLOCK_BYTES, Geometry};
 use crate::pacing::Load;
@@ -42,7 +43,9 @@ pub struct Engine {
     shared: Arc<Shared>,
     device: Box<dyn Device>,
     files: Files,
-    writer: Option<Writer>,
+    /// Shelves whose files are let go of when no read is of them.
+    left: Vec<ShelfId>,
+    writer: Writer,
     geometry: Arc<Geometry>,
     jobs: Vec<Option<ReadJob>>,
     transfers: Vec<Option<Transfer>>,
@@ -88,11 +91,18 @@ fn whose(token: Token) -> Whose {
     })
 }
 
+/// The device has answered a read: nobody waits for the drive any more, though a throttle keeps the answer.
+pub fn on_answer(shared: &Shared, token: Token) {
+    if let Whose::Read(slot) = whose(token) {
+        shared.watch.lock().landed(slot);
+    }
+}
+
 impl Engine {
     pub fn new(
         shared: Arc<Shared>,
         device: Box<dyn Device>,
-        writer: Option<Writer>,
+        writer: Writer,
         stall_after: Duration,
     ) -> Self {
         let geometry = shared.geometry.clone();
@@ -102,6 +112,7 @@ impl Engine {
             shared,
             device,
             files: Files::default(),
+            left: Vec::new(),
             writer,
             geometry,
             jobs: Vec::new(),
@@ -157,9 +168,9 @@ impl Engine {
     }
 
     fn leaves_device(&mut self, done: &Completion) {
-        if let Whose::Read(slot) = whose(done.token) {
+        if let Whose::Read(_) = whose(done.token) {
             self.num_in_flight -= 1;
-            self.shared.watch.lock().landed(slot);
+            on_answer(&self.shared, done.token);
         }
     }
 
@@ -174,26 +185,31 @@ impl Engine {
         let mut inbox = self.shared.inbox();
         let reads = std::mem::take(&mut inbox.reads);
         let memories = std::mem::take(&mut inbox.memories);
-        let left = if self.jobs.iter().all(Option::is_none) {
-            std::mem::take(&mut inbox.left)
-        } else {
-            Vec::new()
-        };
+        self.left.append(&mut inbox.left);
         let is_closing = inbox.is_closing;
         drop(inbox);
         for memory in &memories {
             self.know(memory);
         }
+        self.leave_files();
         for job in reads {
             self.add_read(job);
-        }
-        for shelf in left {
-            self.files.forget(&mut *self.device, shelf);
         }
         if is_closing {
             self.with_writer(|writer, around| writer.give_up_waiting(around));
         }
         is_closing
+    }
+
+    fn leave_files(&mut self) {
+        for shelf in std::mem::take(&mut self.left) {
+            let index = self.shared.lock().catalog.shelf_index(shelf);
+            if self.jobs.iter().flatten().any(|job| job.is_of(index)) {
+                self.left.push(shelf);
+            } else {
+                self.files.forget(&mut *self.device, shelf);
+            }
+        }
     }
 
     fn add_read(&mut self, job: ReadJob) {
@@ -226,9 +242,6 @@ impl Engine {
 
     fn with_writer(&mut self, act: impl FnOnce(&mut Writer, &mut Surroundings<'_>)) {
         let load = self.load();
-        let Some(writer) = &mut self.writer else {
-            return;
-        };
         let mut around = Surroundings {
             shared: &self.shared,
             device: &mut *self.device,
@@ -236,7 +249,7 @@ impl Engine {
             load,
             token: writer_token,
         };
-        act(writer, &mut around);
+        act(&mut self.writer, &mut around);
     }
 
     fn ready_next_write(&mut self) -> bool {
@@ -246,7 +259,7 @@ impl Engine {
     }
 
     fn load(&self) -> Load {
-        let has_work = self.writer.is_some() && !self.shared.lock().is_drained();
+        let has_work = !self.shared.lock().is_drained();
         Load {
             reads_here: self.num_reads(),
             reads_elsewhere: if has_work {
@@ -272,11 +285,8 @@ impl Engine {
     // ---- sleep -------------------------------------------------------------------------------------------------
 
     fn is_quiet(&self) -> bool {
-        let has_writes = self
-            .writer
-            .as_ref()
-            .is_some_and(|writer| writer.has_writes() || writer.is_busy() || writer.has_batch());
-        self.num_reads() == 0 && !has_writes
+        let writer = &self.writer;
+        self.num_reads() == 0 && !writer.has_writes() && !writer.is_busy() && !writer.has_batch()
     }
 
     fn patience(&self, is_closing: bool) -> Duration {
@@ -286,7 +296,7 @@ impl Engine {
         if self.num_in_flight > 0 || !self.is_quiet() || is_closing {
             return self.nap;
         }
-        if self.writer.is_none() || self.shared.lock().is_drained() {
+        if self.shared.lock().is_drained() {
             IDLE
         } else if self.shared.reads_elsewhere() > 0 {
             YIELD

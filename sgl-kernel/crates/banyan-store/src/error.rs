@@ -22,6 +22,10 @@ impl StoreError {
             cause,
         }
     }
+
+    pub fn is_no_space(&self) -> bool {
+        matches!(self, Self::System { cause, .. } if is_no_space(cause))
+    }
 }
 
 /// Whether an error is of the moment: it says nothing about what was to be read.
@@ -38,6 +42,10 @@ pub fn passes(error: &io::Error) -> bool {
                 | libc::ETIMEDOUT
         )
     )
+}
+
+pub fn is_no_space(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
 }
 
 /// Names what was attempted on which path.

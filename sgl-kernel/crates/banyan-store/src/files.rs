@@ -33,8 +33,6 @@ pub enum Use {
 #[derive(Default)]
 pub struct Files {
     open: HashMap<(ShelfId, u32), FileId>,
-    /// A path whose file system refused O_DIRECT, for the log.
-    pub buffered: Option<String>,
 }
 
 impl Files {
@@ -50,10 +48,7 @@ impl Files {
             return Ok(*file);
         }
         let path = stripe.segment(shelf, segment);
-        let (file, is_direct) = open_direct(&path, purpose)?;
-        if !is_direct && self.buffered.is_none() {
-            self.buffered = Some(path.display().to_string());
-        }
+        let (file, _) = open_direct(&path, purpose)?;
         let file = device.add_file(Arc::new(file))?;
         self.open.insert((shelf, segment), file);
         Ok(file)
@@ -130,11 +125,10 @@ pub fn create_segment(
     made.map_err(|error| {
         // The space has to come back; if even that fails, the next try truncates it.
         drop(fs::remove_file(&unnamed));
-        match &error {
-            crate::error::StoreError::System { cause, .. } if is_no_space(cause) => {
-                NoSegment::NoSpace
-            }
-            _ => NoSegment::Failed(error),
+        if error.is_no_space() {
+            NoSegment::NoSpace
+        } else {
+            NoSegment::Failed(error)
         }
     })
 }
@@ -167,8 +161,4 @@ fn reserve(file: &File, num_bytes: u64) -> io::Result<()> {
             _ => return Err(error),
         }
     }
-}
-
-pub fn is_no_space(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
 }

@@ -50,7 +50,9 @@ impl News {
     }
 
     pub fn run(mut self) {
-        while let Some(wanted) = self.shared.refresh_requests.next(LOOK_AGAIN) {
+        let shared = self.shared.clone();
+        let is_behind = || shared.is_behind();
+        while let Some(wanted) = shared.refresh_requests.next(LOOK_AGAIN, is_behind) {
             let began = Instant::now();
             let looked = self.refresh();
             self.shared

@@ -32,17 +32,12 @@ pub struct Wanted<'a> {
 /// Takes over a shelf of this namespace and geometry that has no owner, or makes one; fills `state` with what it holds.
 pub fn open_own(stripe: &Stripe, wanted: &Wanted<'_>, state: &mut State) -> Result<Opened> {
     let _store_lock = stripe.lock()?;
-    let adopted = adopt(stripe, wanted)?;
-    let (shelf, lock) = match adopted {
+    let (recovered, lock) = match adopt(stripe, wanted)? {
         Some(found) => found,
-        None => stripe.create_shelf()?,
-    };
-    remove_leftovers(stripe, shelf)?;
-    let directory = stripe.shelf(shelf, 0);
-    let found = Follower::open(&directory)?;
-    let recovered = match found {
-        Some(follower) => recover(stripe, wanted, shelf, follower)?,
-        None => fresh(stripe, wanted, shelf)?,
+        None => {
+            let (shelf, lock) = stripe.create_shelf()?;
+            (fresh(stripe, wanted, shelf)?, lock)
+        }
     };
     restore(state, &recovered)?;
     Ok(Opened {
@@ -55,34 +50,49 @@ pub fn open_own(stripe: &Stripe, wanted: &Wanted<'_>, state: &mut State) -> Resu
     })
 }
 
-fn adopt(stripe: &Stripe, wanted: &Wanted<'_>) -> Result<Option<(ShelfId, Lock)>> {
+fn adopt(stripe: &Stripe, wanted: &Wanted<'_>) -> Result<Option<(Recovered, Lock)>> {
     for shelf in stripe.shelves()? {
-        // One that cannot be read is nobody's reason not to start.
-        let follower = match Follower::open(&stripe.shelf(shelf, 0)) {
-            Ok(Some(follower)) => follower,
-            Ok(None) => {
-                remove_remains(stripe, shelf).unwrap_or_else(|error| pass_over(shelf, &error));
-                continue;
-            }
-            Err(error) => {
-                pass_over(shelf, &error);
-                continue;
-            }
-        };
-        let header = &follower.header;
-        if header.namespace == wanted.namespace
-            && header.geometry == *wanted.geometry
-            && header.segmenting().has(0)
-            && let Some(lock) = stripe.try_lock_shelf(shelf)?
-        {
-            return Ok(Some((shelf, lock)));
+        match take_over(stripe, wanted, shelf) {
+            Ok(None) => {}
+            Ok(taken) => return Ok(taken),
+            // One that cannot be read is nobody's reason not to start.
+            Err(error) => pass_over(shelf, &error),
         }
     }
     Ok(None)
 }
 
-fn pass_over(shelf: ShelfId, error: &StoreError) {
+pub fn pass_over(shelf: ShelfId, error: &StoreError) {
     banyan_shm::say!("banyan: shelf {shelf:016x} of the store is passed over: {error}");
+}
+
+/// A shelf with what it holds, if it is one that is wanted and has no owner.
+fn take_over(
+    stripe: &Stripe,
+    wanted: &Wanted<'_>,
+    shelf: ShelfId,
+) -> Result<Option<(Recovered, Lock)>> {
+    let directory = stripe.shelf(shelf, 0);
+    let Some(Follower { header, .. }) = Follower::open(&directory)? else {
+        remove_remains(stripe, shelf)?;
+        return Ok(None);
+    };
+    let is_wanted = header.namespace == wanted.namespace
+        && header.geometry == *wanted.geometry
+        && header.segmenting().has(0);
+    if !is_wanted {
+        return Ok(None);
+    }
+    let Some(lock) = stripe.try_lock_shelf(shelf)? else {
+        return Ok(None);
+    };
+    remove_leftovers(stripe, shelf)?;
+    // Its owner may have been there until just now.
+    let Some(follower) = Follower::open(&directory)? else {
+        return Ok(None);
+    };
+    let recovered = recover(stripe, wanted, shelf, follower)?;
+    Ok(Some((recovered, lock)))
 }
 
 /// What is left of a shelf whose writer died before it had a manifest, or whose removal was interrupted.
@@ -156,7 +166,9 @@ fn recover(
     let num_lost = shrink(stripe, wanted, &segmenting, &mut segments)?;
     let mut entries = tenants.into_entries();
     let num_known = entries.len();
-    entries.retain(|entry| segments.contains(&segmenting.locate(entry.place).0));
+    // They are sorted.
+    let is_there = |segment: u32| segments.binary_search(&segment).is_ok();
+    entries.retain(|entry| is_there(segmenting.locate(entry.place).0));
 
     let sequence = greatest + SKIPPED_NUMBERS;
     let num_places = segments.len() as u64 * u64::from(segmenting.places_per_segment);

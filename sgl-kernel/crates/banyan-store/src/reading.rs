@@ -106,6 +106,11 @@ impl ReadJob {
         self.pages.iter().map(|page| page.hit).collect()
     }
 
+    pub fn is_of(&self, shelf: Option<ShelfIndex>) -> bool {
+        let mut pages = self.pages.iter();
+        pages.any(|page| Some(page.hit.shelf) == shelf)
+    }
+
     pub fn location(&self, page: usize) -> Option<(FileId, u64)> {
         self.pages[page].location
     }

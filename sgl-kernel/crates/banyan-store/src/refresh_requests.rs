@@ -82,8 +82,9 @@ impl RefreshRequests {
         due.map(|(_, job)| job).collect()
     }
 
-    /// Until there is a refresh request, or it is time to look again for somebody who looks pages up: its number. `None` when the store closes.
-    pub fn next(&self, look_again: Duration) -> Option<u64> {
+    /// Until there is a refresh request, or it is time to look again for somebody who looks pages up, or because others have announced
+    /// something: what they have removed takes space until this process has let go of it. Its number; `None` when the store closes.
+    pub fn next(&self, look_again: Duration, is_behind: impl Fn() -> bool) -> Option<u64> {
         let mut wanted = self.lock();
         loop {
             if wanted.is_closing {
@@ -95,7 +96,9 @@ impl RefreshRequests {
             let waited = self.came.wait_timeout(wanted, look_again);
             let (guard, waited) = waited.unwrap_or_else(PoisonError::into_inner);
             wanted = guard;
-            if waited.timed_out() && self.has_lookups.swap(false, Ordering::Relaxed) {
+            if waited.timed_out()
+                && (self.has_lookups.swap(false, Ordering::Relaxed) || is_behind())
+            {
                 return Some(wanted.num_wanted);
             }
         }

@@ -174,8 +174,10 @@ pub struct State {
     has_lost_thread: bool,
     /// Times that it has come to be left alone, or not any more.
     pub num_stall_changes: u64,
-    /// Why no writes are taken now.
-    pub stopped: Option<&'static str>,
+    /// The device had no space a moment ago: nothing is taken meanwhile.
+    pub has_no_space: bool,
+    /// The manifest cannot be written: nothing is taken until it can.
+    pub has_no_manifest: bool,
     pub counters: Counters,
 }
 
@@ -198,7 +200,8 @@ impl State {
             is_stalled: false,
             has_lost_thread: false,
             num_stall_changes: 0,
-            stopped: None,
+            has_no_space: false,
+            has_no_manifest: false,
             counters: Counters::default(),
         }
     }
@@ -235,7 +238,8 @@ impl State {
         if !has_parent {
             Verdict::Orphan
         } else if self.is_left_alone()
-            || self.stopped.is_some()
+            || self.has_no_space
+            || self.has_no_manifest
             || self.backlog.queue.len() >= max_queued
         {
             Verdict::Full
@@ -264,7 +268,6 @@ impl State {
         self.has_lost_thread = true;
         self.num_stall_changes += 1;
         self.counters.lost_threads += 1;
-        self.stopped = Some("a thread of the store has failed");
         self.fail_queue();
     }
 
@@ -330,7 +333,7 @@ impl State {
         let Some(own) = &mut self.own else { return 0 };
         let num_cleared = own.places.retire_all();
         self.catalog.retire_where(own.index, |_| true);
-        self.wants_manifest |= num_cleared > 0;
+        self.wants_manifest |= own.places.num_retired() > 0;
         self.has_untold_clear |= num_cleared > 0;
         self.counters.cleared_pages += num_cleared as u64;
         num_cleared
@@ -403,6 +406,16 @@ impl State {
     /// Nothing is on its way down.
     pub fn is_drained(&self) -> bool {
         let retired = self.own.as_ref().map_or(0, |own| own.places.num_retired());
-        self.backlog.pending.is_empty() && self.num_unsettled == 0 && retired == 0
+        retired == 0 && self.has_nothing_under_way()
+    }
+
+    fn has_nothing_under_way(&self) -> bool {
+        self.backlog.pending.is_empty() && self.num_unsettled == 0
+    }
+
+    /// Waiting brings nothing more: all is done, or what is left rests with a manifest that cannot be written.
+    pub fn is_settled(&self) -> bool {
+        let rests = self.has_no_manifest && !self.wants_manifest && self.has_nothing_under_way();
+        rests || self.is_drained()
     }
 }

@@ -6,7 +6,6 @@ mod starting;
 mod telling;
 
 use std::io;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -30,7 +29,7 @@ use crate::state::{Outcome, Queued, Reach, State, Verdict};
 use crate::traffic::{Claim, Traffic};
 
 use starting::Threads;
-pub use starting::{EngineChoice, Options, OtherDevice, Purpose};
+pub use starting::{EngineChoice, Options, OtherDevice};
 
 /// Where leading pages were, and in which namespace.
 #[derive(Clone, Debug)]
@@ -53,7 +52,6 @@ pub struct Store {
     shared: Arc<Shared>,
     threads: Mutex<Option<Threads>>,
     is_closed: AtomicBool,
-    purpose: Purpose,
     max_queued: usize,
     stall_after: Duration,
     engine: String,
@@ -62,17 +60,8 @@ pub struct Store {
 impl Store {
     pub fn open(options: &Options) -> Result<Self> {
         let geometry = Arc::new(Geometry::new(&options.layer_bytes)?);
-        let stripe = match options.purpose {
-            Purpose::ReadWrite => Stripe::open_or_create(&options.paths)
-                .map_err(|error| advise_read_only(error, &options.paths))?,
-            Purpose::ReadOnly => Stripe::open(&options.paths)?,
-        };
-        let traffic = match (Traffic::open(stripe.first()), options.purpose) {
-            (Ok(traffic), _) => Some(traffic),
-            (Err(error), Purpose::ReadWrite) => return Err(error),
-            // Where nothing can be written, nobody has to be told of reads.
-            (Err(_), Purpose::ReadOnly) => None,
-        };
+        let stripe = Stripe::open_or_create(&options.paths)?;
+        let traffic = Traffic::open(stripe.first())?;
         let record_bytes = geometry.record_bytes();
         let segment_places = places_per_segment(
             options.limits.quota_bytes,
@@ -80,23 +69,17 @@ impl Store {
             record_bytes,
         );
         let mut state = State::new(options.namespace);
-        let opened = match options.purpose {
-            Purpose::ReadOnly => None,
-            Purpose::ReadWrite => {
-                let wanted = Wanted {
-                    namespace: options.namespace,
-                    geometry: &geometry,
-                    limits: options.limits,
-                    places_per_segment: segment_places,
-                };
-                Some(open_own(&stripe, &wanted, &mut state)?)
-            }
+        let wanted = Wanted {
+            namespace: options.namespace,
+            geometry: &geometry,
+            limits: options.limits,
+            places_per_segment: segment_places,
         };
-        let is_direct = opened
-            .as_ref()
-            .is_none_or(|own| takes_direct(&stripe.shelf(own.header.shelf, 0)));
-        let own_shelf = opened.as_ref().map(|own| own.header.shelf);
-        let shared = Arc::new(Shared::new(stripe, geometry, traffic, state, own_shelf));
+        let opened = open_own(&stripe, &wanted, &mut state)?;
+        let shelf = opened.header.shelf;
+        let is_direct = takes_direct(&stripe.shelf(shelf, 0));
+        let shared = Shared::new(stripe, geometry, Some(traffic), state, Some(shelf));
+        let shared = Arc::new(shared);
         let (threads, engine) = starting::start(&shared, opened, options)?;
         let way = if is_direct {
             "O_DIRECT"
@@ -112,7 +95,6 @@ impl Store {
             shared,
             threads: Mutex::new(Some(threads)),
             is_closed: AtomicBool::new(false),
-            purpose: options.purpose,
             max_queued: (options.backlog_bytes / record_bytes).max(1) as usize,
             stall_after: options.stall_after,
             engine: format!("{engine}, {way}{kept}"),
@@ -232,11 +214,6 @@ impl Store {
         offsets: &[u64],
     ) -> Result<Vec<Verdict>> {
         self.check_open()?;
-        if self.purpose == Purpose::ReadOnly {
-            return invalid!(
-                "the store was opened for reading only: open it with access=\"read-write\""
-            );
-        }
         if keys.len() != offsets.len() {
             return invalid!("{} keys but {} frames", keys.len(), offsets.len());
         }
@@ -310,7 +287,7 @@ impl Store {
             }
         }
         state.end_drain();
-        if state.is_drained() {
+        if state.is_settled() {
             return Ok(state.counters.write_failures - before);
         }
         self.give_up_sync(state)
@@ -345,7 +322,7 @@ impl Store {
     }
 
     fn is_draining(&self, state: &State) -> bool {
-        !state.is_drained() && !state.has_lost_thread() && !self.is_closed.load(Ordering::Relaxed)
+        !state.is_settled() && !state.has_lost_thread() && !self.is_closed.load(Ordering::Relaxed)
     }
 
     pub fn set_permit(&self, permit: Permit) {
@@ -405,20 +382,6 @@ impl Store {
         self.shared.lock().let_go(keys);
     }
 
-    pub fn drop_records(&self, keys: &[Key]) -> Result<usize> {
-        self.check_open()?;
-        let mut state = self.shared.lock();
-        let mut num_own = 0;
-        for key in keys {
-            if let Some(hit) = state.catalog.find(key) {
-                num_own += usize::from(state.drop_record(&hit));
-            }
-        }
-        drop(state);
-        self.shared.wake();
-        Ok(num_own)
-    }
-
     pub fn refresh(&self) -> Result<()> {
         self.check_open()?;
         self.shared.refresh_requests.ask_and_wait(self.stall_after)
@@ -440,7 +403,8 @@ impl Store {
             stats.push(("num_segments", segments));
         }
         stats.push(("untold_moves", state.catalog.num_moves_lost()));
-        stats.push(("is_stopped", u64::from(state.stopped.is_some())));
+        let is_stopped = state.has_lost_thread() || state.has_no_manifest;
+        stats.push(("is_stopped", u64::from(is_stopped)));
         stats
     }
 
@@ -495,22 +459,5 @@ impl Store {
 impl Drop for Store {
     fn drop(&mut self) {
         self.close();
-    }
-}
-
-fn advise_read_only(error: StoreError, paths: &[PathBuf]) -> StoreError {
-    match error {
-        StoreError::System { doing, cause }
-            if matches!(
-                cause.raw_os_error(),
-                Some(libc::EROFS | libc::EACCES | libc::EPERM)
-            ) =>
-        {
-            let doing = format!(
-                "{doing} (the store at {paths:?} needs a writable path; access=\"read\" only reads one)"
-            );
-            StoreError::System { doing, cause }
-        }
-        other => other,
     }
 }

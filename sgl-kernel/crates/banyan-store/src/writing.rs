@@ -267,10 +267,10 @@ impl Writer {
         let now = Instant::now();
         if self.stopped_until.is_some_and(|until| now >= until) {
             self.stopped_until = None;
-            around.shared.lock().stopped = None;
+            around.shared.lock().has_no_space = false;
         }
         if let Commit::Resting(until) = self.commit
-            && now >= until
+            && (now >= until || around.shared.lock().wants_manifest)
         {
             self.rewrite(around);
         }
@@ -294,7 +294,7 @@ impl Writer {
         let in_hand = self.ready.len() + self.running.iter().flatten().map(Vec::len).sum::<usize>();
         state.num_unsettled = in_hand + self.batch.len() + in_commit;
         state.counters.writing_us = self.busy.as_micros() as u64;
-        if state.is_drained() {
+        if state.is_settled() {
             around.shared.changed.notify_all();
         }
     }

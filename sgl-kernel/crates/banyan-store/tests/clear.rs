@@ -5,9 +5,10 @@ mod rig;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use banyan_lab::Faults;
+use banyan_lab::{Faults, HANG};
 use banyan_shm::frame::Key;
 use banyan_store::check::{self, Treatment};
 use banyan_store::directory::Stripe;
@@ -264,6 +265,16 @@ fn read_when_its_pages_are_cleared_and_their_places_written_again_then_right_byt
     }
 }
 
+/// No manifest can be written until what is in its way is removed.
+fn hinder_manifest(scratch: &Scratch) -> PathBuf {
+    let shelves = fs::read_dir(scratch.path().join("store")).unwrap();
+    let mut paths = shelves.map(|entry| entry.unwrap().path());
+    let shelf = paths.find(|path| path.is_dir()).unwrap();
+    let obstacle = shelf.join("new-manifest");
+    fs::create_dir(&obstacle).unwrap();
+    obstacle
+}
+
 #[test]
 fn clear_when_the_manifest_cannot_be_written_then_an_error_in_time_and_done_when_it_can() {
     let scratch = Scratch::new();
@@ -273,24 +284,62 @@ fn clear_when_the_manifest_cannot_be_written_then_an_error_in_time_and_done_when
         ..options(scratch.path())
     });
     rig.keep(None, &[0, 1]);
-    let shelf = fs::read_dir(scratch.path().join("store"))
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .find(|path| path.is_dir())
-        .unwrap();
-    let obstacle = shelf.join("new-manifest");
-    fs::create_dir(&obstacle).unwrap();
+    let obstacle = hinder_manifest(&scratch);
     let reason = rig.store.clear().unwrap_err().to_string();
     assert!(reason.contains("cannot clear the store"), "{reason}");
     assert_eq!(rig.num_found(&[0]), 0, "not by the one who cleared");
     fs::remove_dir(&obstacle).unwrap();
     // It tries again after ten seconds of rest.
     let started = Instant::now();
-    while rig.store.sync().is_err() {
+    while rig.stat("is_stopped") == 1 {
         assert!(started.elapsed() < Duration::from_secs(30));
+        std::thread::sleep(Duration::from_millis(5));
     }
+    assert_eq!(rig.store.sync().unwrap(), 0);
     drop(rig);
     assert_eq!(Rig::open(&options(scratch.path())).stat("adopted_pages"), 0);
+}
+
+#[test]
+fn pages_when_the_manifest_cannot_be_written_then_none_is_held_or_taken_and_nobody_waits_until_it_can()
+ {
+    let scratch = Scratch::new();
+    // The first of the pages below is going down for as long.
+    let engine = Faults::parse("seed=1,block=5").unwrap().engine();
+    let rig = Rig::open(&Options {
+        engine,
+        ..options(scratch.path())
+    });
+    rig.keep(None, &[0]);
+    let obstacle = hinder_manifest(&scratch);
+    let mut num_back = 0;
+    assert_eq!(rig.put(Some(0), &[1, 2, 3]), [Verdict::Queued; 3]);
+    std::thread::sleep(HANG / 4);
+    rig.store.invalidate([2; 4]).unwrap();
+    let started = Instant::now();
+    while num_back < 3 {
+        assert!(started.elapsed() < HANG * 5, "{num_back} frames came back");
+        std::thread::sleep(HANG / 20);
+        num_back += rig.store.completed().len();
+    }
+    assert_eq!(rig.stat("is_stopped"), 1);
+    assert_eq!(rig.put(None, &[4]), [Verdict::Full]);
+    let started = Instant::now();
+    rig.store.sync().unwrap();
+    rig.store.clear().unwrap_err();
+    rig.store.clear().unwrap_err();
+    fs::remove_dir(&obstacle).unwrap();
+    rig.store.clear().unwrap();
+    assert!(started.elapsed() < HANG * 5, "it waited for the rest's end");
+    assert_eq!(rig.stat("is_stopped"), 0);
+    rig.keep(None, &[4, 5]);
+    drop(rig);
+    let rig = Rig::open(&Options {
+        namespace: [2; 4],
+        ..options(scratch.path())
+    });
+    assert_eq!(rig.stat("adopted_pages"), 2);
+    assert_eq!(rig.fetch(&[4, 5], 1), []);
 }
 
 #[test]

@@ -83,6 +83,22 @@ fn read_when_another_has_all_of_a_device_that_hangs_then_its_waiters_go_on_as_we
 }
 
 #[test]
+fn reads_when_they_are_throttled_for_longer_than_the_limit_then_the_drive_is_not_taken_for_hung() {
+    let scratch = Scratch::new();
+    let rig = Rig::open(&Options {
+        read_bytes_per_s: Some(400_000),
+        stall_after: Duration::from_millis(300),
+        ..options(scratch.path())
+    });
+    let chain: Vec<u64> = (0..40).collect();
+    rig.keep(None, &chain);
+    for layers_per_step in [1, 3] {
+        assert_eq!(rig.fetch(&chain, layers_per_step), []);
+    }
+    assert_eq!(rig.stat("stalls"), 0);
+}
+
+#[test]
 fn read_when_the_io_thread_stands_still_then_its_waiters_go_on_and_the_store_comes_back() {
     let scratch = Scratch::new();
     let faults = format!("seed=1,block={}", NUM_OPS_TO_KEEP + 1);

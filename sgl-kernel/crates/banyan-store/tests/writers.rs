@@ -4,12 +4,13 @@
 mod rig;
 
 use std::fs;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use banyan_store::pacing::Permit;
 use banyan_store::reading::Reason;
 use banyan_store::state::Verdict;
-use banyan_store::store::{Options, Purpose, Store};
+use banyan_store::store::Options;
 use rig::{Rig, Scratch, key, options};
 
 fn two(scratch: &Scratch) -> [Rig; 2] {
@@ -70,10 +71,7 @@ fn page_when_its_place_was_reused_by_its_owner_then_gone_and_never_the_new_bytes
     options.limits.quota_bytes = 600 << 10;
     options.limits.share_bytes = 270 << 10;
     let owner = Rig::open(&options);
-    let reader = Rig::open(&Options {
-        purpose: Purpose::ReadOnly,
-        ..options.clone()
-    });
+    let reader = Rig::open(&options);
     owner.keep(None, &[0]);
     reader.store.refresh().unwrap();
     let stale = reader.store.lookup(&[key(0)]);
@@ -109,18 +107,15 @@ fn reader_when_the_owner_replaces_its_manifest_then_follows() {
 #[test]
 fn shelf_when_its_manifest_does_not_verify_any_more_then_a_reader_forgets_what_it_said() {
     let scratch = Scratch::new();
-    let owner = Rig::open(&options(scratch.path()));
-    let reader = Rig::open(&Options {
-        purpose: Purpose::ReadOnly,
-        ..options(scratch.path())
-    });
+    let [owner, reader] = two(&scratch);
     owner.keep(None, &[0]);
     reader.store.refresh().unwrap();
     assert_eq!(reader.num_found(&[0]), 1);
     drop(owner);
     let shelves = fs::read_dir(scratch.path().join("store")).unwrap();
     let mut shelves = shelves.map(|entry| entry.unwrap().path());
-    let shelf = shelves.find(|path| path.is_dir()).unwrap();
+    let is_owners = |path: &PathBuf| path.join("segment-000000").exists();
+    let shelf = shelves.find(is_owners).unwrap();
     fs::remove_file(shelf.join("manifest-1")).unwrap();
     fs::write(shelf.join("manifest-1"), [0; 5000]).unwrap();
     let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
@@ -161,10 +156,7 @@ fn segment_when_its_shelf_shrank_and_grew_again_then_a_reader_finds_the_new_file
     let mut small = large.clone();
     small.limits.share_bytes = 270 << 10;
     let owner = Rig::open(&large);
-    let reader = Rig::open(&Options {
-        purpose: Purpose::ReadOnly,
-        ..large.clone()
-    });
+    let reader = Rig::open(&large);
     let [old, new]: [Vec<u64>; 2] = [(0..30).collect(), (100..130).collect()];
     owner.keep(None, &old);
     reader.store.refresh().unwrap();
@@ -197,6 +189,59 @@ fn shelf_when_nobody_owns_it_and_space_is_short_then_removed() {
     assert_eq!(Rig::open(&old).num_found(&[0]), 0);
 }
 
+/// Files of the store that are gone and still open in this process.
+fn num_deleted(scratch: &Scratch) -> usize {
+    let links = fs::read_dir("/proc/self/fd").unwrap();
+    let names = links.filter_map(|link| fs::read_link(link.unwrap().path()).ok());
+    names
+        .filter(|name| name.starts_with(scratch.path()))
+        .filter(|name| name.to_str().unwrap().ends_with(" (deleted)"))
+        .count()
+}
+
+#[test]
+fn shelf_when_removed_then_those_who_have_read_it_let_go_of_its_files_though_they_are_idle_or_read_on()
+ {
+    for is_idle in [true, false] {
+        let scratch = Scratch::new();
+        let mut options = options(scratch.path());
+        // A segment for two of the three.
+        options.limits.quota_bytes = 1 << 20;
+        options.read_bytes_per_s = Some(100_000);
+        let [leaver, reader, writer] = [(); 3].map(|()| Rig::open(&options));
+        let own: Vec<u64> = (10..22).collect();
+        leaver.keep(None, &[0]);
+        reader.keep(None, &own);
+        reader.store.refresh().unwrap();
+        assert_eq!(reader.fetch(&[0], 1), []);
+        drop(leaver);
+        let found = reader
+            .store
+            .lookup(&own.iter().map(|page| key(*page)).collect::<Vec<_>>());
+        let offsets: Vec<u64> = (0..12).map(|frame| reader.offset(frame)).collect();
+        let read = || {
+            let store = &reader.store;
+            store.read(&found, 12, &reader.memory, &offsets, 1).unwrap()
+        };
+        let slow = (!is_idle).then(read);
+        writer.keep(None, &[30]);
+        assert!(num_deleted(&scratch) > 0, "the shelf is still there");
+        if !is_idle {
+            reader.store.refresh().unwrap();
+            writer.store.refresh().unwrap();
+        }
+        let started = Instant::now();
+        while num_deleted(&scratch) > 0 {
+            assert!(started.elapsed().as_secs() < 20, "{is_idle}");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        if let Some(slow) = slow {
+            assert!(!slow.progress.has_ended());
+            slow.cancel();
+        }
+    }
+}
+
 #[test]
 fn shelf_when_it_cannot_be_removed_then_another_one_makes_room() {
     let scratch = Scratch::new();
@@ -216,20 +261,6 @@ fn shelf_when_it_cannot_be_removed_then_another_one_makes_room() {
     let rig = Rig::open(&options);
     rig.keep(None, &[0, 1]);
     assert_eq!(rig.num_found(&[0, 1]), 2);
-}
-
-#[test]
-fn readers_when_the_store_is_for_reading_then_nothing_is_made_and_put_is_refused() {
-    let scratch = Scratch::new();
-    let read_only = Options {
-        purpose: Purpose::ReadOnly,
-        ..options(scratch.path())
-    };
-    assert!(Store::open(&read_only).is_err(), "there is no store yet");
-    Rig::open(&options(scratch.path())).keep(None, &[0, 1]);
-    let rig = Rig::open(&read_only);
-    assert_eq!(rig.fetch(&[0, 1], 1), []);
-    assert!(rig.store.put(&[key(7)], None, &rig.memory, &[0]).is_err());
 }
 
 #[test]

@@ -29,7 +29,7 @@ use banyan_store::directory::Stripe;
 use banyan_store::growth::Limits;
 use banyan_store::reading::Reason;
 use banyan_store::state::{Outcome, Verdict};
-use banyan_store::store::{EngineChoice, Options, Purpose, Store};
+use banyan_store::store::{EngineChoice, Options, Store};
 use claims::{Claims, Reads, Said, num_bad_lines};
 
 const LAYER_BYTES: [u64; 3] = [4096, 512, 8192];
@@ -124,7 +124,6 @@ fn options(directory: &Path, plan: &Plan, engine: EngineChoice) -> Options {
         paths: paths.collect(),
         namespace: NAMESPACE,
         layer_bytes: LAYER_BYTES.to_vec(),
-        purpose: Purpose::ReadWrite,
         limits: Limits {
             quota_bytes,
             share_bytes: quota_bytes / plan.num_workers,

@@ -25,7 +25,7 @@ use banyan_store::check::{self, Treatment};
 use banyan_store::directory::Stripe;
 use banyan_store::growth::Limits;
 use banyan_store::state::{Outcome, Verdict};
-use banyan_store::store::{EngineChoice, Options, Purpose, Store};
+use banyan_store::store::{EngineChoice, Options, Store};
 use harm::{Dice, Harm};
 
 const LAYER_BYTES: [u64; 3] = [4096, 512, 8192];
@@ -155,23 +155,11 @@ impl Trial {
     }
 
     fn options(&mut self) -> Options {
-        let purpose = match self.dice.roll(6) {
-            0 => Purpose::ReadOnly,
-            _ => Purpose::ReadWrite,
-        };
-        Options {
-            purpose,
-            ..self.writers_options()
-        }
-    }
-
-    fn writers_options(&mut self) -> Options {
         let engines = [EngineChoice::Auto, EngineChoice::Threads];
         Options {
             paths: self.paths(),
             namespace: [7; 4],
             layer_bytes: LAYER_BYTES.to_vec(),
-            purpose: Purpose::ReadWrite,
             limits: Limits {
                 quota_bytes: 4 << 20,
                 share_bytes: 2 << 20,
@@ -188,7 +176,7 @@ impl Trial {
     fn run(mut self) {
         let outside = self.place.join("outside");
         fs::write(&outside, b"precious").expect("a file");
-        let first = self.writers_options();
+        let first = self.options();
         let mut writers = vec![Store::open(&first).expect("a new store")];
         if self.dice.roll(2) == 0 {
             writers.push(Store::open(&first).expect("a second writer"));
@@ -215,7 +203,7 @@ impl Trial {
                 Err(error) => println!("refused: {error}"),
                 Ok(store) => {
                     self.look(&store);
-                    self.go_on(&store, options.purpose);
+                    self.go_on(&store);
                 }
             }
         }
@@ -337,10 +325,7 @@ impl Trial {
     }
 
     /// What is stored after the damage is there.
-    fn go_on(&self, store: &Store, purpose: Purpose) {
-        if purpose == Purpose::ReadOnly {
-            return;
-        }
+    fn go_on(&self, store: &Store) {
         match self.put(store, NUM_CHAINS + 1) {
             Ok(0) => assert!(
                 self.fetch(store, NUM_CHAINS + 1, 1) == CHAIN_PAGES as usize,

@@ -4,7 +4,8 @@
 //! Invariants
 //! * Reads complete in the order in which the device below finished them, each no sooner than its bytes take at the rate after the one
 //!   before. Time in which nothing is read is not saved up.
-//! * An operation that waits here is in flight for the caller: its memory is not touched any more, but it counts.
+//! * An operation that waits here is in flight for the caller: its memory is not touched any more, but it counts. The caller hears at
+//!   once that the device below has answered.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -21,16 +22,22 @@ pub struct ThrottledDevice {
     reading: HashMap<Token, usize>,
     held: VecDeque<(Instant, Completion)>,
     last_due: Option<Instant>,
+    on_answer: Box<dyn Fn(Token)>,
 }
 
 impl ThrottledDevice {
-    pub fn new(below: Box<dyn Device>, bytes_per_s: u64) -> Self {
+    pub fn new(
+        below: Box<dyn Device>,
+        bytes_per_s: u64,
+        on_answer: impl Fn(Token) + 'static,
+    ) -> Self {
         Self {
             below,
             bytes_per_s: bytes_per_s as f64,
             reading: HashMap::new(),
             held: VecDeque::new(),
             last_due: None,
+            on_answer: Box::new(on_answer),
         }
     }
 
@@ -39,6 +46,7 @@ impl ThrottledDevice {
         let start = self.last_due.map_or(now, |last| last.max(now));
         let due = start + Duration::from_secs_f64(len as f64 / self.bytes_per_s);
         self.last_due = Some(due);
+        (self.on_answer)(completion.token);
         self.held.push_back((due, completion));
     }
 
@@ -124,7 +132,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("banyan-throttled-{}", std::process::id()));
         std::fs::write(&path, vec![7u8; 64 << 10]).unwrap();
         let below = Box::new(ThreadsDevice::open(2).unwrap());
-        let mut device = ThrottledDevice::new(below, 1 << 20);
+        let mut device = ThrottledDevice::new(below, 1 << 20, |_| ());
         let file = device
             .add_file(Arc::new(File::open(&path).unwrap()))
             .unwrap();

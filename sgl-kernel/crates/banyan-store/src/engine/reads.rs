@@ -51,9 +51,10 @@ impl Engine {
             )
         };
         let (segment, offset) = segmenting.locate(planned.hit.place);
-        let purpose = match &self.writer {
-            Some(writer) if writer.shelf() == shelf => Use::Writing,
-            _ => Use::Reading,
+        let purpose = if self.writer.shelf() == shelf {
+            Use::Writing
+        } else {
+            Use::Reading
         };
         let stripe = &self.shared.stripe;
         let file = self

@@ -4,7 +4,7 @@
 use std::io;
 use std::time::Instant;
 
-use super::{Purpose, Store};
+use super::Store;
 use crate::error::{Result, StoreError};
 
 impl Store {
@@ -15,9 +15,6 @@ impl Store {
     /// then this writer finds them no more, others and a restart may until it has.
     pub fn clear(&self) -> Result<usize> {
         self.check_open()?;
-        if self.purpose == Purpose::ReadOnly {
-            return Ok(0);
-        }
         let deadline = Instant::now() + self.stall_after;
         let mut state = self.shared.lock();
         let lost = state.fail_queue();
@@ -37,7 +34,7 @@ impl Store {
             self.shared.release_claim(&page.namespace, &page.key);
         }
         if !is_durable {
-            let doing = format!("cannot clear the store within {:?}", self.stall_after);
+            let doing = "cannot clear the store: its manifest has not been written";
             return Err(StoreError::os(doing, io::ErrorKind::TimedOut.into()));
         }
         if is_to_be_told {

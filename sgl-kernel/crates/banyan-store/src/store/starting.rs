@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::clock::Clock;
 use crate::device::{Device, ThreadsDevice, ThrottledDevice, UringDevice};
-use crate::engine::Engine;
+use crate::engine::{Engine, on_answer};
 use crate::error::{Result, StoreError, invalid};
 use crate::format::Namespace;
 use crate::growth::Limits;
@@ -23,12 +23,6 @@ use crate::writing::{Opened, Writer};
 const NUM_IO_THREADS: usize = 4;
 /// How often a thread's end is looked for.
 const END_PAUSE: Duration = Duration::from_millis(1);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
-    ReadWrite,
-    ReadOnly,
-}
 
 /// A device that the opener brings: one that fails on purpose, for tests.
 pub trait OtherDevice: Debug + Send + Sync {
@@ -50,7 +44,6 @@ pub struct Options {
     pub paths: Vec<PathBuf>,
     pub namespace: Namespace,
     pub layer_bytes: Vec<u64>,
-    pub purpose: Purpose,
     pub limits: Limits,
     pub segment_bytes: Option<u64>,
     pub backlog_bytes: u64,
@@ -94,7 +87,7 @@ fn join_within(thread: JoinHandle<()>, name: &str, patience: Duration) {
 /// Starts the threads; the name of the device.
 pub(super) fn start(
     shared: &Arc<Shared>,
-    opened: Option<Opened>,
+    opened: Opened,
     options: &Options,
 ) -> Result<(Threads, String)> {
     let (io, name) = start_io(shared, opened, options)?;
@@ -135,7 +128,7 @@ fn spawn(
 
 fn start_io(
     shared: &Arc<Shared>,
-    opened: Option<Opened>,
+    opened: Opened,
     options: &Options,
 ) -> Result<(JoinHandle<()>, String)> {
     let (sender, receiver) = channel();
@@ -143,14 +136,14 @@ fn start_io(
     let (read_bytes_per_s, backlog_bytes) = (options.read_bytes_per_s, options.backlog_bytes);
     let stall_after = options.stall_after;
     let work = move || {
-        let made = make_device(&choice, read_bytes_per_s).and_then(|(mut device, name)| {
-            let writer =
-                opened.map(|opened| Writer::new(opened, limits, backlog_bytes, &mut *device));
-            let writer = writer
-                .transpose()
-                .map_err(|cause| StoreError::os("cannot hand the manifest to the device", cause))?;
-            Ok((device, name, writer))
-        });
+        let made =
+            make_device(&shared, &choice, read_bytes_per_s).and_then(|(mut device, name)| {
+                let writer = Writer::new(opened, limits, backlog_bytes, &mut *device);
+                let writer = writer.map_err(|cause| {
+                    StoreError::os("cannot hand the manifest to the device", cause)
+                })?;
+                Ok((device, name, writer))
+            });
         match made {
             Ok((device, name, writer)) => {
                 shared.set_waker(device.waker());
@@ -177,16 +170,21 @@ fn start_io(
 }
 
 fn make_device(
+    shared: &Arc<Shared>,
     choice: &EngineChoice,
     read_bytes_per_s: Option<u64>,
 ) -> Result<(Box<dyn Device>, String)> {
     let (device, name) = make_engine(choice)?;
     Ok(match read_bytes_per_s {
         None | Some(0) => (device, name),
-        Some(rate) => (
-            Box::new(ThrottledDevice::new(device, rate)),
-            format!("{name}, reads at most {} MB/s", rate / 1_000_000),
-        ),
+        Some(rate) => {
+            let shared = shared.clone();
+            let on_answer = move |token| on_answer(&shared, token);
+            (
+                Box::new(ThrottledDevice::new(device, rate, on_answer)),
+                format!("{name}, reads at most {} MB/s", rate / 1_000_000),
+            )
+        }
     })
 }
 

@@ -110,13 +110,7 @@ impl Writer {
         let (lost, written): (Vec<Written>, Vec<Written>) = written
             .into_iter()
             .partition(|record| self.is_distrusted(record));
-        let places: Vec<Place> = lost.iter().map(|record| record.place).collect();
-        self.fail_written(around.shared, lost);
-        if let Some(own) = &mut around.shared.lock().own {
-            places
-                .into_iter()
-                .for_each(|place| own.places.give_up(place));
-        }
+        self.give_up_written(around.shared, lost);
         if written.is_empty() && retired.is_empty() {
             return;
         }
@@ -243,6 +237,23 @@ impl Writer {
             shared.release_claim(&identity.namespace, &identity.key);
         }
         shared.changed.notify_all();
+    }
+
+    /// Fails what is down, while no commit can take it up. The log names none of it: the places are free at once.
+    pub(super) fn give_up_batch(&mut self, around: &Surroundings<'_>) {
+        self.batch_since = None;
+        let lost = std::mem::take(&mut self.batch);
+        self.give_up_written(around.shared, lost);
+    }
+
+    fn give_up_written(&self, shared: &Shared, lost: Vec<Written>) {
+        let places: Vec<Place> = lost.iter().map(|record| record.place).collect();
+        self.fail_written(shared, lost);
+        if let Some(own) = &mut shared.lock().own {
+            places
+                .into_iter()
+                .for_each(|place| own.places.give_up(place));
+        }
     }
 
     fn fail_written(&self, shared: &Shared, lost: Vec<Written>) {

@@ -11,7 +11,8 @@ use super::{
 };
 use crate::buffer::AlignedBytes;
 use crate::device::{Action, Op, Span, Spans};
-use crate::files::{Use, is_no_space};
+use crate::error::is_no_space;
+use crate::files::Use;
 use crate::format::{Identity, Record, RecordHeader, record_checksum};
 use crate::geometry::{BLOCK_BYTES, Place};
 use crate::pacing::{self, Load, Permit};
@@ -22,7 +23,10 @@ use crate::state::{Outcome, Queued, State};
 impl Writer {
     pub(super) fn start_writes(&mut self, around: &mut Surroundings<'_>) {
         if !self.is_writing() {
-            if around.shared.lock().permit == Permit::Draining {
+            if self.is_resting() {
+                self.give_up_batch(around);
+                self.give_up_waiting(around);
+            } else if around.shared.lock().permit == Permit::Draining {
                 self.give_up_waiting(around);
             }
             return;
@@ -37,7 +41,11 @@ impl Writer {
     }
 
     fn is_writing(&self) -> bool {
-        !matches!(self.commit, Commit::Resting(_)) && self.stopped_until.is_none()
+        !self.is_resting() && self.stopped_until.is_none()
+    }
+
+    fn is_resting(&self) -> bool {
+        matches!(self.commit, Commit::Resting(_))
     }
 
     pub(super) fn may_write(&self, around: &Surroundings<'_>, writes_here: usize) -> bool {
@@ -258,7 +266,7 @@ impl Writer {
         }
         if is_no_space(error) {
             state.counters.no_space_pauses += 1;
-            state.stopped = Some("no space is left on the device");
+            state.has_no_space = true;
             self.stopped_until = Some(Instant::now() + REST);
         }
         state.settle(page.key, &page.parent, Outcome::Failed);

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Instant;
 
 use super::{Commit, REST, Surroundings, Writer};
+use crate::error::{StoreError, invalid};
 use crate::format::{Entry, FileHeader, Kind, Record};
 use crate::geometry::Place;
 use crate::manifest;
@@ -86,9 +87,9 @@ impl Writer {
                 .device
                 .add_file(Arc::new(file))
                 .map(|file| (file, len))
-                .map_err(|error| error.to_string()),
-            Some(Err(error)) => Err(error.to_string()),
-            None => Err("no thread could be started".to_string()),
+                .map_err(|cause| StoreError::os("cannot hand it to the device", cause)),
+            Some(Err(error)) => Err(error),
+            None => invalid!("no thread could be started"),
         };
         // Whether or not it got its name: the next one has to be newer.
         self.header.number = epoch;
@@ -99,21 +100,29 @@ impl Writer {
                 self.log_bytes = len;
                 self.log_allocated = len;
                 let limbo = std::mem::take(&mut self.limbo);
-                if let Some(own) = &mut around.shared.lock().own {
+                let mut state = around.shared.lock();
+                state.has_no_manifest = false;
+                if let Some(own) = &mut state.own {
                     own.places.cooled(retired.iter().map(|(place, _)| *place));
                     limbo
                         .into_iter()
                         .for_each(|place| own.places.give_up(place));
                 }
+                drop(state);
                 around.shared.announce();
             }
-            Err(reason) => {
-                if self.said_of_manifest.is_new(&reason, Instant::now()) {
+            Err(error) => {
+                if self
+                    .said_of_manifest
+                    .is_new(&error.to_string(), Instant::now())
+                {
                     banyan_shm::say!(
-                        "banyan: the store's manifest cannot be written ({reason}): no writes for {REST:?}"
+                        "banyan: the store's manifest cannot be written ({error}): no writes for {REST:?}"
                     );
                 }
                 let mut state = around.shared.lock();
+                state.has_no_manifest = true;
+                state.counters.no_space_pauses += u64::from(error.is_no_space());
                 if let Some(own) = &mut state.own {
                     own.places.put_back_retired(retired);
                 }

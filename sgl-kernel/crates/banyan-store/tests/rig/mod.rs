@@ -14,7 +14,7 @@ use banyan_shm::memory::SharedMemory;
 use banyan_store::growth::Limits;
 use banyan_store::reading::Reason;
 use banyan_store::state::Verdict;
-use banyan_store::store::{EngineChoice, Options, Purpose, Store};
+use banyan_store::store::{EngineChoice, Options, Store};
 
 pub const NUM_FRAMES: u64 = 64;
 
@@ -47,7 +47,6 @@ pub fn options(path: &Path) -> Options {
         paths: vec![path.join("store")],
         namespace: [1; 4],
         layer_bytes: vec![4096, 8192, 4096],
-        purpose: Purpose::ReadWrite,
         limits: Limits {
             quota_bytes: 8 << 20,
             share_bytes: 8 << 20,
