@@ -89,13 +89,17 @@ class EventFeed:
         expected = self.next_seq or 0
         return expected if seq > expected else None
 
+    def has_hole_before(self, seq: int) -> bool:
+        """Whether batches before this one have not come, behind others that have."""
+        return self.next_seq is not None and seq > self.next_seq
+
     def apply(self, seq: int, batch: EventBatch) -> None:
         """Take note of a batch; one that was applied before (a replay overlaps what is sent live) is passed over."""
         if self.next_seq is None:
             self.is_whole = seq == 0
         elif seq < self.next_seq:
             return
-        elif seq > self.next_seq:
+        elif self.has_hole_before(seq):
             self.num_holes += 1
             self.is_whole = False
             self.blocks.clear()

@@ -27,6 +27,8 @@ REPLAY_TIMEOUT_S = 2.0
 """Between two messages of a replay; the publisher looks for requests about ten times a second."""
 
 REPLAY_TRIES = 5
+HOLE_TRIES = 2
+"""A publisher sends all at once, and what its socket has no room for it drops: that is asked for again."""
 
 
 async def subscribe(context: zmq.asyncio.Context, source: Source, feed: EventFeed, applied: Callable[[], None]) -> None:
@@ -65,16 +67,25 @@ async def _replay(context: zmq.asyncio.Context, source: Source, feed: EventFeed,
     with context.socket(zmq.DEALER) as socket:
         socket.set(zmq.LINGER, 0)
         socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        # What is not taken at once is dropped there. It is no more than the publisher keeps.
+        socket.set(zmq.RCVHWM, 0)
         socket.connect(source.replay)
         await socket.send_multipart((b"", first.to_bytes(8, "big")))
+        tries_left, has_hole = HOLE_TRIES, False
         try:
             while True:
                 async with asyncio.timeout(REPLAY_TIMEOUT_S):
                     _, _, number, payload = await socket.recv_multipart()
                 seq = read_number(number)
-                if seq < 0:
+                if seq >= 0:
+                    has_hole = has_hole or (tries_left > 0 and feed.has_hole_before(seq))
+                    if not has_hole:
+                        feed.apply(seq, read_batch(payload))
+                elif not has_hole:
                     return True
-                feed.apply(seq, read_batch(payload))
+                else:
+                    tries_left, has_hole = tries_left - 1, False
+                    await socket.send_multipart((b"", (feed.next_seq or 0).to_bytes(8, "big")))
         except (TimeoutError, ValueError, msgspec.DecodeError) as error:
             logger.warning("%s did not replay from %d: %s: %s", source.replay, first, type(error).__name__, error)
             return not isinstance(error, TimeoutError)

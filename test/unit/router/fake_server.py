@@ -252,6 +252,8 @@ class Publisher:
         self._pub = self.context.socket(zmq.PUB)
         self.port = self._pub.bind_to_random_port("tcp://127.0.0.1")
         self._router = self.context.socket(zmq.ROUTER)
+        # It drops only what a test has it drop.
+        self._router.set(zmq.SNDHWM, 0)
         self.replay_port = self._router.bind_to_random_port("tcp://127.0.0.1")
         self._loads = self.context.socket(zmq.PUB)
         self.load_port = self._loads.bind_to_random_port("tcp://127.0.0.1")
