@@ -35,7 +35,9 @@ def around_get_last_loc(
 
 
 def give_plain_memory() -> None:
-    """From now on this process gets plain memory where it asks torch for pinned."""
+    """From now on this process gets plain memory where it asks torch for pinned. Asked for again, nothing is done."""
+    if torch.Tensor.pin_memory is _same:
+        return
     torch.Tensor.pin_memory = _same  # type: ignore[method-assign,assignment]
     for name in FACTORIES:
         setattr(torch, name, _unpinned(getattr(torch, name)))

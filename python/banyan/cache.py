@@ -346,7 +346,6 @@ class PrefixCache(Generic[Request]):
         self._planner.started([item.fetch for item in queued])
         if not queued:
             return NOTHING_QUEUED
-        self._counters.fetched_pages += sum(item.held[0].num_leased for item in queued)
         self._num_started += 1
         copy = _failed(queued) if is_given_up else self._copy_of(queued)
         self._moving[self._num_started] = _Batch(queued, copy)
@@ -370,6 +369,8 @@ class PrefixCache(Generic[Request]):
             return self._finished_early.pop(index, index != LOST)
         copy = batch.copy
         batch.has_landed = copy.finish() & self._are_good(batch) and not batch.is_lost
+        if batch.has_landed:
+            self._counters.fetched_pages += sum(item.held[0].num_leased for item in batch.queued)
         for fetch in batch.fetches:
             self._planner.became(fetch.request, Outcome.LANDED if batch.has_landed else Outcome.FAILED)
         self._ending.append(batch)

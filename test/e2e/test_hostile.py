@@ -53,6 +53,31 @@ def statuses_of(client, rows):
     }
 
 
+ENDLESS = {"is_normalized": True, "stop_regex_strs": ["(a+)+$"]}
+CALLS = {"tool_call_parser": "pythonic", "tools": [{"type": "function", "function": {"name": "a"}}]}
+OWN_TEMPLATE = {"chat_template_kwargs": {"chat_template": "x"}}
+ELSEWHERE = (
+    ("/vertex_generate", {"instances": [{"text": "a"}], "parameters": {"received_time": "x"}}, 200),
+    ("/vertex_generate", {"instances": [{"text": 5}], "parameters": {"input_ids": [[5, 6, 7]]}}, 400),
+    ("/vertex_generate", {"instances": [{"text": "a"}], "parameters": {"sampling_params": ENDLESS}}, 400),
+    ("/parse_function_call", {**CALLS, "text": "[a(" + "a=," * 60}, 200),
+    ("/v1/responses", {"model": "default", "input": "a", **OWN_TEMPLATE}, 400),
+    ("/open_session", {"capacity_of_str_len": 1000, "session_id": "s"}, 200),
+    ("/generate", {"input_ids": [5, 6, 7], "session_params": {"id": "s"}, "routed_dp_rank": 0}, 200),
+    ("/generate", {"input_ids": [5], "session_params": {"id": "s", "replace": True}, "routed_dp_rank": 0}, 400),
+    ("/generate", {"input_ids": [5], "rid": "HEALTH_CHECK_1"}, 400),
+)
+"""What other routes pass on, and turns of a session: what each gets."""
+
+
+def status_at(client, path, body):
+    try:
+        client.post(path, body)
+    except urllib.error.HTTPError as error:
+        return error.code
+    return 200
+
+
 @pytest.mark.parametrize("dp", [1, 2])
 def test_server_when_requests_mean_harm_then_it_refuses_or_serves_them_and_its_figures_stay_right(alone, tmp_path, dp):
     with serve(tmp_path, "on", dp=dp) as server:
@@ -63,6 +88,7 @@ def test_server_when_requests_mean_harm_then_it_refuses_or_serves_them_and_its_f
         for said in (BAD, GOOD):
             statuses_of(client, said)
         bad, good = statuses_of(client, BAD), statuses_of(client, GOOD)
+        assert [status_at(client, path, body) for path, body, _ in ELSEWHERE] == [status for *_, status in ELSEWHERE]
         assert [client.generate(prompt(300, 1), num_tokens=NUM_TOKENS)[0] for _ in range(4)] == 4 * [expected]
         states = client.ranks().values()
         assert sum(sum(state["hook_failures"].values()) for state in states) == 0

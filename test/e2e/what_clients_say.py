@@ -46,6 +46,8 @@ FORGED = {
 }
 NOPE = ("banyan.policy", {"policy": "nope"})
 
+NO_TOKENS = {"sampling_params": {"max_new_tokens": 0}}
+
 TOLD = "`kv_hints`, `pin`, `retain`, `prefetch`, `demote`, `release`"
 
 SAMPLING = (
@@ -81,6 +83,12 @@ GOOD: dict[str, tuple[Said, ...]] = {
     "`positional_embed_overrides`, `return_hidden_states`, and any other field": (
         Said({"return_hidden_states": False, "no_logs": True, "positional_embed_overrides": None}),
     ),
+    "`token_indices_to_pool`, `multi_item_delimiter_indices`": (),
+    "`sampling_params`: `regex`, `ebnf`, `json_schema`, `structural_tag`": (_sampled(regex="a|b"),),
+    "`sampling_params`: `is_normalized`, `stop_strs` and what else SGLang makes of the others": (),
+    "`image_data`, `video_data`, `audio_data`": (),
+    "`session_params`: `replace`": (),
+    "`chat_template_kwargs`: `chat_template`": (),
     "`custom_labels`": (Said({"custom_labels": {}}),),
     "`lora_id`": (),
     "`rid`": (Said({"rid": "r"}), Said({"rid": "r"})),
@@ -140,6 +148,7 @@ BAD: dict[str, tuple[Said, ...]] = {
         _logprobs(top_logprobs_num=1000),
         _logprobs(token_ids_logprob=[2**31]),
         _logprobs(logprob_start_len=-5),
+        _logprobs(token_ids_logprob=[1] * 20_000),
     ),
     SAMPLING: (
         *(_sampled(top_k=value) for value in (2**31, 2**63, 2**70)),
@@ -158,8 +167,20 @@ BAD: dict[str, tuple[Said, ...]] = {
     "`positional_embed_overrides`, `return_hidden_states`, and any other field": (
         *(Said({"return_hidden_states": value}) for value in ("", 3, -1.5, [], {})),
         *(Said({"positional_embed_overrides": value}) for value in (0, "", [], [[1.0], [0]], {})),
+        *(Said({"positional_embed_overrides": value}) for value in ([5, [0]], ["ab", [0]], [None, [0]])),
         *(Said({name: "x"}) for name in ("no_logs", "return_bytes", "require_reasoning", "disagg_prefill_dp_rank")),
     ),
+    "`token_indices_to_pool`, `multi_item_delimiter_indices`": (
+        *(Said({"token_indices_to_pool": places, **NO_TOKENS}) for places in ([10**6], [-(10**6)], [], [2**63])),
+        Said({"multi_item_delimiter_indices": [10**6], **NO_TOKENS}),
+    ),
+    "`sampling_params`: `regex`, `ebnf`, `json_schema`, `structural_tag`": (_sampled(regex="a" * 300_000),),
+    "`sampling_params`: `is_normalized`, `stop_strs` and what else SGLang makes of the others": (
+        _sampled(is_normalized=True, stop_regex_strs=["(a+)+$"]),
+    ),
+    "`image_data`, `video_data`, `audio_data`": (Said({"image_data": {"format": "processor_output", "hash": 1}}),),
+    "`session_params`: `replace`": (Said({"session_params": {"id": "s", "replace": True}}),),
+    "`chat_template_kwargs`: `chat_template`": (),
     "`custom_labels`": (Said({"custom_labels": {"a": "b"}}), Said({"custom_labels": ["a"]})),
     "`lora_id`": (Said({"lora_id": []}), Said({"lora_id": "x"})),
     "`rid`": (Said({"rid": "r" * 1_000_000}), Said({"rid": "a#1"})),

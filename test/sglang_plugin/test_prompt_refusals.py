@@ -30,6 +30,7 @@ def request(ids=(1, 2), media=None, lora_id=None, **fields):
         {"temperature": 2.0, "top_k": 5, "top_p": 0.5, "min_p": 0.1, "logit_bias": {"3": -100.0}},
         {"stop_regex": ["a+b"], "top_logprobs_num": 5, "logprob_start_len": -1, "token_ids_logprob": [1]},
         {"ids": [VOCABULARY + 7], "media": object()},
+        {"ids": [1] * 4000, "top_logprobs_num": 20, "logprob_start_len": 0, "regex": "a+"},
     ],
 )
 def test_request_when_it_is_as_it_should_be_then_it_passes(fields):
@@ -56,6 +57,11 @@ def test_request_when_it_is_as_it_should_be_then_it_passes(fields):
         ({"top_logprobs_num": VOCABULARY + 1}, "top_logprobs_num"),
         ({"logprob_start_len": -2}, "logprob_start_len"),
         ({"token_ids_logprob": [VOCABULARY]}, "token_ids_logprob"),
+        ({"token_ids_logprob": [1] * 20_000}, "20000 tokens at each place"),
+        ({"ids": [1] * 4000, "token_ids_logprob": [1] * 1000, "logprob_start_len": 0}, "at 4000 places of the prompt"),
+        ({"regex": "a" * 300_000}, "regex has 300000 characters"),
+        ({"ids": [1, -1], "media": object()}, "input_ids: -1"),
+        ({"ids": [1, 2**61], "media": object()}, "input_ids: 2305843009213693952"),
     ],
 )
 def test_request_when_it_would_end_the_rank_then_it_is_refused_by_name(fields, named):

@@ -180,5 +180,7 @@ class RankLoad:
         while self._on_its_way and self._on_its_way[0].at_s < received_s:
             self._is_there(self._on_its_way.popleft())
         self.pending.computed(report.total_prefill_tokens)
-        if report.num_running == report.num_waiting == self.num_on_its_way == 0:
+        # A prompt between two of its chunks is neither waiting nor running.
+        left = (report.num_running, report.num_waiting, report.pending_prefill_tokens, report.ongoing_tokens)
+        if not any(left) and self.num_on_its_way == 0:
             self.pending.clear()

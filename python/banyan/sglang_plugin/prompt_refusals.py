@@ -29,6 +29,21 @@ MOST_PATTERNS, MOST_PATTERN_CHARACTERS = 32, 256
 """SGLang's own bounds, which it looks at after this: to take a pattern apart takes time."""
 
 
+OF_NORMALIZING = ("is_normalized", "stop_strs", "stop_regex_strs", "stop_str_max_len", "stop_regex_max_len")
+"""Of ``sampling_params``: SGLang makes them of the others, and checks nothing where a client says that it has."""
+
+GRAMMARS = ("regex", "ebnf", "json_schema", "structural_tag")
+MOST_GRAMMAR_CHARACTERS = 1 << 18
+"""Each rank keeps the texts of the last grammars, those too that are none."""
+
+MOST_AT_A_PLACE, MOST_PROMPT_LOGPROBS = 1 << 14, 1 << 21
+"""Log probabilities that are told of: at each place, and of all places of a prompt. They are numbers of Python's in
+three processes, and a row on the device for each place."""
+
+MOST_AT_A_PLACE_OF_PAIRS = 128
+"""What SGLang's prefill server hands over has room for; it ends behind more."""
+
+
 class BadRequest(ValueError):
     """What SGLang answers with status 400."""
 
@@ -49,28 +64,47 @@ def check_tokenized(asked: Any, vocab_size: int) -> None:
     if getattr(asked, "lora_id", None) is not None:
         # One that is not loaded ends the rank, and pages of an adapter are known by it.
         raise BadRequest("lora_id: an adapter is asked for by lora_path, over HTTP")
-    check_logprobs(asked, vocab_size)
     sampling = asked.sampling_params
+    check_logprobs(asked, vocab_size, num_prompt_tokens=len(asked.input_ids or ()))
     if sampling is not None:
         sampling.verify(vocab_size)
-        params = {field: getattr(sampling, field) for field in (*SAMPLING_RANGES, "logit_bias")}
+        params = {field: getattr(sampling, field) for field in (*SAMPLING_RANGES, "logit_bias", *GRAMMARS)}
         params |= {"stop_regex": sampling.stop_regex_strs, "stop_token_ids": list(sampling.stop_token_ids or ())}
         check_sampling(params, vocab_size)
 
 
-def check_logprobs(obj: Any, vocab_size: int) -> None:
+def check_logprobs(
+    obj: Any, vocab_size: int, *, num_prompt_tokens: int, most_at_a_place: int = MOST_AT_A_PLACE
+) -> None:
     """How many log probabilities, from where on, and of which tokens."""
     num_top, start = getattr(obj, "top_logprobs_num", None), getattr(obj, "logprob_start_len", None)
     if num_top is not None and not 0 <= num_top <= vocab_size:
         raise BadRequest(f"top_logprobs_num: {str(num_top)[:32]}, of the model's {vocab_size} tokens")
     if start is not None and start < -1:
         raise BadRequest(f"logprob_start_len: {str(start)[:32]} is neither a place in the prompt nor -1")
-    if getattr(obj, "token_ids_logprob", None):
-        check_ids(obj.token_ids_logprob, vocab_size, "token_ids_logprob")
+    ids = getattr(obj, "token_ids_logprob", None) or ()
+    if ids:
+        check_ids(ids, vocab_size, "token_ids_logprob")
+    told = (num_top or 0) + len(ids)
+    if told > most_at_a_place:
+        raise BadRequest(f"top_logprobs_num, token_ids_logprob: {told} tokens at each place, {most_at_a_place} at most")
+    places = num_prompt_tokens - start if start is not None and start >= 0 else 0
+    if told * places > MOST_PROMPT_LOGPROBS:
+        raise BadRequest(
+            f"top_logprobs_num, token_ids_logprob: {told} tokens at {places} places of the prompt, "
+            f"{MOST_PROMPT_LOGPROBS} in all at most: ask for fewer, or for a later logprob_start_len"
+        )
 
 
 def check_sampling(params: dict[str, Any], vocab_size: int) -> None:
     """What clients send as ``sampling_params``."""
+    for field in OF_NORMALIZING:
+        if field in params:
+            raise BadRequest(f"sampling_params: {field} is SGLang's own")
+    for field in GRAMMARS:
+        text = params.get(field)
+        if isinstance(text, str) and len(text) > MOST_GRAMMAR_CHARACTERS:
+            raise BadRequest(f"sampling_params: {field} has {len(text)} characters, {MOST_GRAMMAR_CHARACTERS} at most")
     for field, (least, most) in SAMPLING_RANGES.items():
         value = params.get(field)
         # What is no number SGLang refuses itself.

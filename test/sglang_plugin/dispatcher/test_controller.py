@@ -125,6 +125,13 @@ def test_keys_when_a_draft_of_eagles_kind_runs_then_the_dispatcher_looks_one_tok
     assert page_hash.tokens_ahead(is_eagle=is_eagle) == ahead
 
 
+def test_probe_when_one_rank_stands_apart_then_what_the_others_hold_is_found():
+    rank_table = RankTable.create(3)
+    ranks = [Rank(rank_table, slot, namespace=name * 32) for slot, name in enumerate((b"x", b"n", b"n"))]
+    ranks[1].frame_table.publish(frames(1, 2), page_keys(list(range(96)))[:2])
+    assert probe_of(rank_table, num_ranks=3).look_up(request(range(100))) == Found((0, 32, 0), 32)
+
+
 @pytest.mark.parametrize("space", [{"extra_key": "tenant"}, {"cache_salt": "salt"}])
 def test_probe_when_requests_are_in_another_cache_namespace_then_nothing_is_found(node, space):
     rank_table, ranks = node
@@ -204,8 +211,9 @@ def test_unused_when_ranks_say_what_they_hold_then_the_rest_is_room():
 
 def test_unused_when_the_arena_has_room_then_nothing_that_leaves_a_pool_is_lost():
     full = [member(0, 100), member(1, 100), member(2, 100)]
-    assert unused_by_rank([*full, member(3, 99)], TWO_RANKS, 16) == {}
-    assert unused_by_rank([*full, member(3, 100)], TWO_RANKS, 16) == {0: 0, 1: 0}
+    assert unused_by_rank([*full, member(3, 90)], TWO_RANKS, 16) == {}
+    for num_published in (100, 97):
+        assert unused_by_rank([*full, member(3, num_published)], TWO_RANKS, 16) == {0: 0, 1: 0}, "it is being filled"
 
 
 def test_unused_when_ranks_have_window_pages_too_then_those_do_not_count():
@@ -390,22 +398,24 @@ def received(num_tokens):
 
 
 @pytest.mark.parametrize(
-    ("policy", "came", "published"),
+    ("policy", "num_ranks", "came", "published"),
     [
-        ("lmetric", [received(256)], 1),
-        ("lmetric", [received(100)] * 3, 1),
-        ("lmetric", [SimpleNamespace(input_ids=None)], 1),
-        ("lmetric", [SimpleNamespace(batch=[received(1)])], 1),
-        ("lmetric", [received(255), SimpleNamespace(rid="an abort")], 0),
-        ("lmetric", [], 0),
-        ("sglang", [received(256)], 0),
+        ("lmetric", 1, [received(256)], 1),
+        ("lmetric", 1, [received(100)] * 3, 1),
+        ("lmetric", 1, [SimpleNamespace(input_ids=None)], 1),
+        ("lmetric", 1, [SimpleNamespace(batch=[received(1)])], 1),
+        ("lmetric", 1, [received(255), SimpleNamespace(rid="an abort")], 0),
+        ("lmetric", 2, [received(1)], 1),
+        ("lmetric", 2, [], 0),
+        ("sglang", 2, [received(256)], 0),
     ],
-    ids=["a prompt", "several", "an embedding", "a batch", "too little to matter", "nothing", "SGLang's policy"],
+    ids=["a prompt", "several", "an embedding", "a batch", "too little", "one of two ranks", "nothing", "SGLang's"],
 )
-def test_load_when_requests_come_in_then_it_is_published_at_once(monkeypatch, policy, came, published):
+def test_load_when_requests_come_in_then_it_is_published_at_once(monkeypatch, policy, num_ranks, came, published):
     monkeypatch.setattr(runtime, "config", lambda: Config(policy=policy))
     told = []
     scheduler = SimpleNamespace(
+        server_args=SimpleNamespace(dp_size=num_ranks),
         publish_load_snapshot=lambda force: "snapshot" if force else None,
         load_inquirer=SimpleNamespace(get_loads=None),
         load_publisher=SimpleNamespace(publish_load_stat=lambda _, force, snapshot: told.append((force, snapshot))),

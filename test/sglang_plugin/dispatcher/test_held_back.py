@@ -104,13 +104,14 @@ def test_held_when_the_rank_is_no_longer_active_then_another_one_has_it():
 
 
 @pytest.mark.parametrize(
-    "abort", [AbortReq(rid="r12"), AbortReq(rid="r1"), AbortReq(abort_all=True)], ids=["id", "its beginning", "all"]
+    "abort",
+    [AbortReq(rid="r1_2"), AbortReq(rid="r1"), AbortReq(abort_all=True)],
+    ids=["id", "of several", "all"],
 )
 def test_held_when_it_is_aborted_then_its_rank_hears_of_it_first(abort):
-    """By SGLang's rule: an abort means every request whose id begins with its own."""
     rig = Rig()
-    req = rig.begin("r12")
-    for other in ("another", "r123"):
+    req = rig.begin("r1_2")
+    for other in ("another", "r1_23", "r"):
         rig.held_back.abort(AbortReq(rid=other), BOTH)
     assert rig.held_back.num_held == 1 and rig.sent == []
     rig.held_back.abort(abort, BOTH)

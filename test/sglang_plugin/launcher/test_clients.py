@@ -5,6 +5,7 @@ import asyncio
 import dataclasses
 import math
 import re
+from contextlib import nullcontext
 from http import HTTPStatus
 from types import SimpleNamespace
 
@@ -22,6 +23,14 @@ VOCABULARY = 320
 MANAGER = SimpleNamespace(model_config=SimpleNamespace(vocab_size=VOCABULARY))
 
 
+BY_HTTP = SimpleNamespace(scope={"path": "/generate"})
+
+
+@pytest.fixture(autouse=True)
+def _of_no_pair(monkeypatch):
+    monkeypatch.setattr(clients.runtime, "disaggregation_mode", lambda: "null")
+
+
 def action(kind, payload=None, number=0):
     return {"action_id": str(number), "action_type": kind, "action_version": "1", "payload": payload or {}}
 
@@ -32,7 +41,7 @@ def hints(*actions):
 
 def admitted(**fields):
     obj = GenerateReqInput(**{"input_ids": [1, 2], "sampling_params": {}, **fields})
-    clients.admit(obj, MANAGER)
+    clients.admit(obj, None, MANAGER)
     obj.normalize_batch_and_arguments()
     return obj
 
@@ -90,7 +99,7 @@ def test_hints_when_they_are_no_envelope_then_sglang_refuses_them(broken):
 @pytest.mark.parametrize("kind", [GenerateReqInput, EmbeddingReqInput])
 def test_ids_when_they_are_no_list_then_the_request_is_refused(ids, kind):
     with pytest.raises(clients.BadRequest, match="no list of tokens"):
-        clients.admit(kind(input_ids=ids, sampling_params={}), MANAGER)
+        clients.admit(kind(input_ids=ids, sampling_params={}), None, MANAGER)
 
 
 WITH_IMAGES = SimpleNamespace(**vars(MANAGER), mm_processor=object())
@@ -259,7 +268,7 @@ def test_id_when_it_is_empty_then_sglang_makes_one_and_in_a_batch_it_is_refused(
 def test_stream_when_its_request_is_refused_then_sglang_can_end_it(rid, monkeypatch):
     obj = GenerateReqInput(input_ids=[1], lora_id="x", sampling_params={}, stream=True, rid=rid)
     with pytest.raises(clients.BadRequest):
-        clients.admit(obj, MANAGER)
+        clients.admit(obj, None, MANAGER)
 
     async def at_once(delay_s):
         pass
@@ -290,8 +299,58 @@ ACTIONS = st.builds(
 def test_request_when_it_is_drawn_then_it_is_refused_or_says_nothing_of_the_servers(actions, ids):
     obj = GenerateReqInput(text="hi" if ids is None else None, input_ids=ids, kv_hints=hints(*actions))
     try:
-        clients.admit(obj, MANAGER)
+        clients.admit(obj, None, MANAGER)
     except clients.BadRequest:
         return
     allowed = {hint.POLICY_ACTION, asked.ACTION_TYPE, "other"}
     assert {one.action_type for one in obj.kv_hints.actions} <= allowed
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"rid": "HEALTH_CHECK_1"}, "rid: HEALTH_CHECK"),
+        ({"rid": ["a", "HEALTH_CHECK"], "input_ids": [[1], [2]], "sampling_params": [{}, {}]}, "rid: HEALTH_CHECK"),
+        ({"session_params": {"id": "s", "replace": True}}, "session_params: replace"),
+        ({"image_data": {"format": "processor_output", "pixel_values": [[0.1]]}}, "image_data: "),
+        ({"video_data": ["a video", {"hash": 1, "pad_value": 5}]}, "video_data: "),
+        ({"audio_data": [[{"feature": [0.5]}]]}, "audio_data: "),
+    ],
+)
+def test_request_when_a_client_says_what_is_not_its_to_say_then_it_is_refused_by_name(fields, said):
+    obj = GenerateReqInput(**{"input_ids": [1, 2], "sampling_params": {}, **fields})
+    with pytest.raises(clients.BadRequest, match=f"^{said}"):
+        clients.admit(obj, BY_HTTP, MANAGER)
+
+
+def test_request_when_the_server_asks_itself_or_a_program_in_it_then_it_may_say_more():
+    check = GenerateReqInput(rid="HEALTH_CHECK_1", input_ids=[1], sampling_params={})
+    clients.admit(check, SimpleNamespace(scope={"path": "/health_generate"}), MANAGER)
+    clients.admit(GenerateReqInput(input_ids=[1], image_data={"format": "x"}, sampling_params={}), None, MANAGER)
+
+
+@pytest.mark.parametrize("turn", [{"id": "s", "replace": True, "rid": "r"}, {"id": "s", "replace": False}, {"id": "s"}])
+def test_turn_when_it_names_what_it_replaces_or_replaces_nothing_then_it_is_served(turn):
+    assert admitted(session_params=turn).session_params == turn
+
+
+@pytest.mark.parametrize(("said", "taken"), [("x", None), (10**400, None), (math.nan, None), (5, None), (1.5, 1.5)])
+def test_time_when_a_client_says_when_it_came_then_nothing_is_reckoned_with_what_is_none(said, taken):
+    assert admitted(received_time=said).received_time == taken
+
+
+@pytest.mark.parametrize(("salt", "kept"), [(None, ["ab"]), ("tenant", None)])
+def test_image_when_a_client_with_a_salt_names_its_hash_then_it_is_not_believed(salt, kept):
+    assert admitted(image_data="a picture", mm_hashes=["ab"], cache_salt=salt).mm_hashes == kept
+
+
+@pytest.mark.parametrize(
+    ("mode", "num_top", "is_served"),
+    [("null", 129, True), ("prefill", 129, False), ("decode", 128, True)],
+)
+def test_logprobs_when_a_pair_has_no_room_for_them_then_refused(monkeypatch, mode, num_top, is_served):
+    monkeypatch.setattr(clients.runtime, "config", object)
+    monkeypatch.setattr(clients.runtime, "disaggregation_mode", lambda: mode)
+    obj = GenerateReqInput(input_ids=[1], return_logprob=True, top_logprobs_num=num_top, sampling_params={})
+    with nullcontext() if is_served else pytest.raises(clients.BadRequest, match="129 tokens at each place, 128"):
+        clients.before_validate_one_request(MANAGER, obj, obj.input_ids)

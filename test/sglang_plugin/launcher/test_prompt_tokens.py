@@ -137,7 +137,7 @@ def test_question_when_banyan_is_off_then_it_is_none(monkeypatch):
 
 def test_request_when_it_is_no_question_then_it_is_served(monkeypatch):
     monkeypatch.setattr(runtime, "is_sharing", lambda: False)
-    monkeypatch.setattr(rerun.clients, "admit", lambda obj, manager: None)
+    monkeypatch.setattr(rerun.clients, "admit", lambda obj, request, manager: None)
     served = Served()
 
     async def scenario():

@@ -169,6 +169,14 @@ def test_add_when_a_model_has_windows_then_each_pool_is_without_its_own_pages_in
     assert after.memory_budget.swa_offset == 300 and after.rem_total_tokens == before.rem_total_tokens
 
 
+def test_adapter_when_its_request_waits_for_an_answer_then_it_takes_no_place_of_another_one(monkeypatch):
+    awaited, ready = request(100), request(200)
+    monkeypatch.setattr(prefill, "_is_awaited", lambda rid: rid == awaited.rid)
+    monkeypatch.setattr(prefill.requests, "id_of", lambda req: req.rid)
+    may = [prefill.around_can_schedule_lora_req(lambda *_: True, None, req, set()) for req in (awaited, ready)]
+    assert may == [False, True]
+
+
 def test_add_when_other_nodes_may_still_answer_for_a_request_then_it_is_passed_over_and_others_go_on(
     make_adder, monkeypatch
 ):

@@ -124,9 +124,10 @@ def test_place_when_a_prefix_is_on_its_way_then_it_is_new_there_once():
         (LoadReport(taken_s=2.0, num_running=1, total_prefill_tokens=100), True),
         (LoadReport(taken_s=2.0, num_running=1, total_prefill_tokens=101), False),
         (LoadReport(taken_s=2.0), False),
+        (LoadReport(taken_s=2.0, ongoing_tokens=50), True),
         (LoadReport(taken_s=0.5), True),
     ],
-    ids=["it waits", "it was the last", "the next was begun", "idle", "idle before it was sent"],
+    ids=["it waits", "it was the last", "the next was begun", "idle", "between two chunks", "idle before it was sent"],
 )
 def test_reported_when_the_rank_has_gone_on_then_the_directory_knows_better(report, is_pending):
     dispatcher = Dispatcher(1, LMetric())
@@ -136,6 +137,14 @@ def test_reported_when_the_rank_has_gone_on_then_the_directory_knows_better(repo
     pending = dispatcher.states({0})[0].pending_prefill_tokens
     on_its_way = 100 if report.taken_s < 1.0 else 0
     assert pending - on_its_way == (1 if is_pending else 100)
+
+
+def test_reported_when_a_prompt_is_between_two_chunks_then_its_prefix_is_still_coming():
+    dispatcher = Dispatcher(1, LMetric())
+    dispatcher.place(asking("a" * 99), {0}, 1.0)
+    dispatcher.reported(0, LoadReport(taken_s=2.0, pending_prefill_tokens=50, ongoing_tokens=49))
+    dispatcher.place(asking("a" * 99), {0}, 3.0)
+    assert dispatcher.states({0})[0].pending_prefill_tokens == 50 + 1
 
 
 def test_count_when_the_directory_knows_more_than_is_pending_then_the_directory_counts():

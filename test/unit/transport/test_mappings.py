@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from test.unit.transport.fake_gpu import FakeDriver, FakeGpu
 
-from banyan.transport.cuda_ipc import host_pieces
+from banyan.transport.cuda_ipc import host_pieces, mappings
 from banyan.transport.cuda_ipc.description import PlacedExtent, PoolDescription, Segment, describe
 from banyan.transport.cuda_ipc.host_pieces import KEEP_S, KeptPieces, Pinned
 from banyan.transport.cuda_ipc.mappings import PeerMappings
@@ -347,6 +347,12 @@ def test_host_memory_when_the_device_is_nearly_full_then_no_more_of_it_is_regist
     assert len(registered(rig)) == 1 and rig.mappings.acquire(HOST, [2]) is None
     assert "less than 256 MiB of the device are free" in caplog.text
     assert rig.mappings.acquire(HOST, [0, 1]) is not None
+    rig.gpu.free_bytes = 256 << 20
+    now_s = mappings.time.monotonic()
+    monkeypatch.setattr(mappings.time, "monotonic", lambda: now_s + mappings.RETRY_S)
+    assert rig.mappings.acquire(HOST, [2]) is None
+    rig.gpu.opener.run()
+    assert rig.mappings.acquire(HOST, [2]) is not None
 
 
 def test_peer_when_pages_lie_between_the_words_that_the_kernel_moves_then_barred(rig, caplog):

@@ -25,6 +25,7 @@ from typing import Any
 from banyan import faults
 from banyan.routing import NoActiveRank, Wait
 from banyan.routing.hint import Until
+from banyan.sglang_plugin.abort_ids import is_meant
 from banyan.sglang_plugin.dispatcher.placement import Placer
 
 PATIENCE = 2.0
@@ -85,9 +86,9 @@ class HeldBack:
                 self._go_on(held, until, active)
 
     def abort(self, message: Any, active: Collection[int]) -> None:
-        """Send on what an abort means, as SGLang matches it."""
+        """Send on what an abort means."""
         for held in list(self._held):
-            if message.abort_all or held.req.rid.startswith(message.rid):
+            if message.abort_all or is_meant(held.req.rid, message.rid):
                 self._held.remove(held)
                 self._go_on(held, Until.ABORTED, active)
 

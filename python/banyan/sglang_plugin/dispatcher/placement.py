@@ -146,8 +146,10 @@ class Placer:
 
     def _read_loads(self, dispatcher: Dispatcher) -> None:
         unused_tokens = self._probe.unused_tokens(time.monotonic())
+        # A rank that says nothing has no more room than the others: it would draw all that is new.
+        least = min(unused_tokens.values(), default=None)
         for snapshot in self._read_snapshots():
-            unused = unused_tokens.get(snapshot.dp_rank)
+            unused = unused_tokens.get(snapshot.dp_rank, least)
             dispatcher.reported(snapshot.dp_rank, report_of(snapshot, snapshot.timestamp, unused))
             self._probe.has_room_for(snapshot.dp_rank, snapshot.max_total_num_tokens)
         for rank, num_tokens in self._probe.read_queue_tokens().items():

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -19,6 +20,10 @@ from banyan.sglang_plugin.read_queue import read_queue_tokens
 
 LOOK_PERIOD_S = 0.5
 
+ON_ITS_WAY_SHARE = 0.05
+"""Of a part of the arena that is full: what is being copied down has no page yet, and what was there has none any more.
+"""
+
 LEAST_REMEMBERED_CHUNKS, MOST_REMEMBERED_CHUNKS = 1 << 10, 1 << 18
 """At 16 tokens a page 3 MB and half a million tokens of prompts, 800 MB and 134 M."""
 
@@ -32,12 +37,13 @@ def num_remembered_chunks(num_frames: int) -> int:
 
 
 def unused_by_rank(members: Iterable[_native.Member], layout: Layout, page_tokens: int) -> dict[int, int]:
-    """From what the ranks say of their frame tables; empty where a part of the arena has unused frames. Window pages,
-    behind those, are not looked at."""
+    """From what the ranks say of their frame tables; empty where a part of the arena has room. Window pages, behind
+    those, are not looked at."""
     full = (member for member in members if member["slot"] < layout.first_window_slot)
     alive = {member["slot"]: member for member in full if member["alive"]}
     unused = {slot: member["num_frames"] - member["num_published"] for slot, member in alive.items()}
-    if any(num_frames > 0 for slot, num_frames in unused.items() if slot >= layout.num_member_slots):
+    parts = (slot for slot in alive if slot >= layout.num_member_slots)
+    if any(unused[slot] > ON_ITS_WAY_SHARE * alive[slot]["num_frames"] for slot in parts):
         return {}
     return {
         rank: unused[member_slot] * page_tokens
@@ -168,8 +174,10 @@ class PrefixProbe:
         if (self._met is None or self._found_nothing) and self._has_news():
             members = [member for member in self._rank_table.members() if member["alive"]]
             first_shards = [member for member in members if self._is_first_shard(member["slot"])]
-            if first_shards and first_shards[0]["namespace"] != self._namespace:
-                self._namespace = first_shards[0]["namespace"]
+            # One that stands apart, after an update that failed there alone, does not hide the others.
+            namespaces = Counter(member["namespace"] for member in first_shards).most_common(1)
+            if namespaces and namespaces[0][0] != self._namespace:
+                self._namespace = namespaces[0][0]
                 self._page_tokens = self._rank_table.page_tokens
                 if self._page_keys is None:
                     num_chunks = num_remembered_chunks(sum(member["num_frames"] for member in members))

@@ -15,6 +15,7 @@ Invariants
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from banyan.planner import asked
 from banyan.routing import POLICIES, hint
 from banyan.sglang_plugin import prompt_refusals, runtime
 from banyan.sglang_plugin.launcher import adapters, taken_ids
-from banyan.sglang_plugin.prompt_refusals import BadRequest
+from banyan.sglang_plugin.prompt_refusals import MOST_AT_A_PLACE, MOST_AT_A_PLACE_OF_PAIRS, BadRequest
 
 OWN_PREFIX = "banyan."
 MAX_ACTIONS = 64
@@ -43,14 +44,27 @@ MOST_SAMPLES_IN_ALL = 1 << 16
 """Of all prompts of a request that wants several of each."""
 
 
-def admit(obj: Any, manager: Any) -> None:
+HEALTH_PATHS = ("/health", "/health_generate")
+HEALTH_ID = "HEALTH_CHECK"
+"""Begins the ids of SGLang's own checks of its health. A busy rank answers none, nor is one ever aborted."""
+
+OF_PROCESSORS = frozenset({"format", "feature", "hash", "pad_value", "padded_input_ids"})
+"""Of an image, a video or a sound that a processor has been through: an Engine's program may bring it."""
+
+
+def admit(obj: Any, request: Any, manager: Any) -> None:
     """Check a request, of SGLang's type for generation or for embedding, and strip it of what is not its to say.
+    ``request``: as it came by HTTP; None where a program asks that this server runs in.
 
     Raises:
         BadRequest: naming the field.
     """
     with refusing(obj):
         _check(obj, manager)
+        if request is not None and getattr(request, "scope", {}).get("path") not in HEALTH_PATHS:
+            _check_ids_are_no_checks(obj.rid)
+            for field in ("image_data", "video_data", "audio_data"):
+                _check_media(field, getattr(obj, field, None))
 
 
 @contextlib.contextmanager
@@ -78,12 +92,18 @@ def before_validate_one_request(manager: Any, obj: Any, input_ids: Sequence[int]
     for field in ONE_FOR_A_PROMPT:
         if isinstance(getattr(obj, field, None), list):
             raise BadRequest(f"{field}: a list, for one prompt")
-    prompt_refusals.check_logprobs(obj, manager.model_config.vocab_size)
+    # Of several prompts, when some were given as text, SGLang takes single ids for whole prompts.
+    prompt_refusals.check_is_list(input_ids)
+    is_of_a_pair = runtime.disaggregation_mode() != "null"
+    prompt_refusals.check_logprobs(
+        obj,
+        manager.model_config.vocab_size,
+        num_prompt_tokens=len(input_ids or ()),
+        most_at_a_place=MOST_AT_A_PLACE_OF_PAIRS if is_of_a_pair else MOST_AT_A_PLACE,
+    )
     sampling = getattr(obj, "sampling_params", None)
     if isinstance(sampling, dict):
         prompt_refusals.check_sampling(sampling, manager.model_config.vocab_size)
-    # Of several prompts, when some were given as text, SGLang takes single ids for whole prompts.
-    prompt_refusals.check_is_list(input_ids)
     num_ids = prompt_refusals.END_OF_IDS if _has_media(obj, manager) else manager.model_config.vocab_size
     # SGLang's processors take what a client has sent, or make something of it, as they like.
     sent = getattr(obj, "input_ids", None)
@@ -123,6 +143,13 @@ def _check(obj: Any, manager: Any) -> None:
         # SGLang enters it itself. It is a part of the keys of an adapter's pages.
         raise BadRequest("lora_id: ask for an adapter with lora_path")
     _check_id(obj)
+    _check_turn(getattr(obj, "session_params", None))
+    if getattr(obj, "mm_hashes", None) and getattr(obj, "cache_salt", None):
+        # Ranks keep what images become by that name alone. A client that is kept apart names them to itself only.
+        obj.mm_hashes = None
+    if not isinstance(obj.received_time, float) or not math.isfinite(obj.received_time):
+        # SGLang's own, but for routes that pass on what a client says. Times are reckoned with it.
+        obj.received_time = None
     _check_labels(getattr(obj, "custom_labels", None))
     _check_samples(obj)
     hints = getattr(obj, "kv_hints", None)
@@ -136,6 +163,28 @@ def _check_id(obj: Any) -> None:
         obj.rid = None
     elif isinstance(obj.rid, list) and "" in obj.rid:
         raise BadRequest("rid: an empty one: leave it out")
+
+
+def _check_ids_are_no_checks(rid: Any) -> None:
+    for one in rid if isinstance(rid, list) else [rid]:
+        if isinstance(one, str) and one.startswith(HEALTH_ID):
+            raise BadRequest(f"rid: {HEALTH_ID} begins those of the server's own checks")
+
+
+def _check_turn(session: Any) -> None:
+    """Of one of SGLang's sessions. Without a name of a turn it ends the rank while it clears them all."""
+    for one in session if isinstance(session, list) else [session]:
+        if isinstance(one, dict) and one.get("replace") and not one.get("rid"):
+            raise BadRequest("session_params: replace needs the rid of the turn that is replaced")
+
+
+def _check_media(field: str, media: Any) -> None:
+    """A rank takes what says that it was processed as it comes."""
+    if isinstance(media, list):
+        for one in media:
+            _check_media(field, one)
+    elif isinstance(media, dict) and OF_PROCESSORS & media.keys():
+        raise BadRequest(f"{field}: an image, a video or a sound as it is, and not what a processor makes of it")
 
 
 def _check_labels(labels: Any) -> None:

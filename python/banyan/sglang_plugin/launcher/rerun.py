@@ -56,7 +56,7 @@ async def _answers(
     if runtime.config() is not None:
         # The salt first: where anything of Banyan's fails, SGLang serves the request as it is by then.
         tenant_salts.admit(obj, request, manager)
-        clients.admit(obj, manager)
+        clients.admit(obj, request, manager)
         obj = await _with_session(obj, request)
     if not runtime.is_sharing():
         async for answer in original(manager, obj, request):

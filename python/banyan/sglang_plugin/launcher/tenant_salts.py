@@ -32,8 +32,6 @@ from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.launcher import clients
 from banyan.sglang_plugin.prompt_refusals import BadRequest
 
-HEALTH_PATHS = ("/health", "/health_generate")
-
 TENANT_LABEL = "tenant"
 """Of SGLang's metrics, where ``--tokenizer-metrics-allowed-custom-labels`` names it."""
 
@@ -127,9 +125,9 @@ def _tenant_of(request: Any, secret: TenantSecret) -> str:
 
 def _is_own(request: Any, manager: Any) -> bool:
     """Whether no client asks. A warm-up comes by HTTP, before the server takes requests."""
-    return (
-        request is None or manager.server_status is ServerStatus.Starting or request.scope.get("path") in HEALTH_PATHS
-    )
+    if request is None or manager.server_status is ServerStatus.Starting:
+        return True
+    return request.scope.get("path") in clients.HEALTH_PATHS
 
 
 def _salts(salt: str, said: Any) -> str | list[str]:

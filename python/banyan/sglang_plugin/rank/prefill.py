@@ -78,6 +78,19 @@ def pieces_of_this_pass() -> tuple[Piece, ...]:
     return tuple(_piece(req) for req in requests_of_this_pass())
 
 
+def around_can_schedule_lora_req(original: Callable[..., bool], scheduler: Any, req: Any, running: Any) -> bool:
+    """Whether a request may join a pass for its adapter's sake: one that waits takes no place from others'."""
+    return not _has_to_wait(req) and original(scheduler, req, running)
+
+
+def _has_to_wait(req: Any) -> bool:
+    if _is_awaited is None or not _is_awaited(requests.id_of(req)):
+        return False
+    # The threads that wait for answers need the interpreter, and nothing else may be running.
+    time.sleep(0)
+    return True
+
+
 @functools.cache
 def _watched(chosen: type) -> type:
     return type(f"Banyan{chosen.__name__}", (WatchedAdder, chosen), {})
@@ -107,9 +120,7 @@ class WatchedAdder:
                 self.memory_budget.swa_offset += sum(windows)
 
     def _add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:
-        if _is_awaited is not None and _is_awaited(requests.id_of(req)):
-            # The threads that wait for answers need the interpreter, and nothing else may be running.
-            time.sleep(0)
+        if _has_to_wait(req):
             return AddReqResult.CONTINUE
         if self._moves is not None and not self._moves.has_room(req.host_hit_length):
             return AddReqResult.OTHER

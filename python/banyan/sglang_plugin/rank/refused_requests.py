@@ -26,7 +26,10 @@ from banyan.sglang_plugin.rank import memory_commands
 
 logger = logging.getLogger("banyan")
 
-OF_A_WRONG_VALUE = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+OF_A_WRONG_VALUE = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError),
+    RecursionError,  # of a session with a thousand turns
+)
 
 
 def around_handle_request(original: Callable[..., None], scheduler: Any, asked: Any, *args: Any, **named: Any) -> None:

@@ -3,21 +3,19 @@
 that calls its own request ``a`` and goes away would end every sixteenth request of the server.
 
 Invariants
-  1. Only the request of that id is ended, and those that SGLang, or a gateway, has made of it: ``a_0``, ``a-1``,
-     ``a-n2``.
+  1. Only the request of that id is ended, and those that were made of it (``abort_ids``).
   2. Each request is called as before when this is over, whatever SGLang raises.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
 from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.abort_ids import is_meant
 from banyan.sglang_plugin.rank import requests
 
-_ONE_OF_SEVERAL = re.compile(r"_\d+|-n?\d+")
 _OUT_OF_REACH = "\0"
 """Before an id while an abort is about that is not meant for it."""
 
@@ -34,5 +32,4 @@ def around_abort_request(original: Callable[..., None], scheduler: Any, asked: A
 
 
 def _not_meant(rid: str) -> list[Any]:
-    alike = [req for req in requests.all_known() if req.rid.startswith(rid)]
-    return [req for req in alike if req.rid != rid and not _ONE_OF_SEVERAL.fullmatch(req.rid, len(rid))]
+    return [req for req in requests.all_known() if req.rid.startswith(rid) and not is_meant(req.rid, rid)]

@@ -45,6 +45,9 @@ from banyan.transport.cuda_ipc.probe import ProbeReader
 
 logger = logging.getLogger("banyan")
 
+RETRY_S = 30.0
+"""Between two tries to have the device know a piece of a host's memory."""
+
 PATIENCE_S = 5.0
 """For the device to come past what placing a peer takes."""
 
@@ -66,8 +69,8 @@ class _Mapping:
     """An event behind the row's way to the device; None once it is there."""
     num_users: int = 0
     is_leaving: bool = field(default=False)
-    asked_pieces: set[int] = field(default_factory=set)
-    """Of the host's memory: to be registered, registered or refused."""
+    asked_pieces: dict[int, float] = field(default_factory=dict)
+    """Of the host's memory, to be registered, registered or refused; since when."""
 
 
 class PeerMappings:
@@ -139,8 +142,12 @@ class PeerMappings:
     def _knows(self, peer: Peer, mapping: _Mapping, host: HostFrames, pages: Sequence[int]) -> bool:
         """Whether the device knows these pages; what it does not is registered for whoever asks next."""
         missing = host.missing(pages)
-        for piece in missing.difference(mapping.asked_pieces):
-            mapping.asked_pieces.add(piece)
+        now_s = time.monotonic() if missing else 0.0
+        for piece in missing:
+            # The device may have had no room just then.
+            if now_s < mapping.asked_pieces.get(piece, -RETRY_S) + RETRY_S:
+                continue
+            mapping.asked_pieces[piece] = now_s
             self._executor.submit(partial(self._pin, peer, host, piece))
         return not missing
 

@@ -14,7 +14,8 @@ from banyan.config import SGLANG_POLICY
 from banyan.sglang_plugin import runtime
 
 LEAST_TOKENS = 256
-"""What came in is told by itself from here on. Less makes no rank look free that is not, and is told with its batch."""
+"""What comes to the only rank of a server is told by itself from here on; less is told with its batch. Of several ranks
+the dispatcher needs all: it is by what was received and not answered that a rank is found to stand still."""
 
 
 def _num_tokens(received: Any) -> int:
@@ -25,7 +26,9 @@ def _num_tokens(received: Any) -> int:
 
 def after_process_input_requests(result: None, scheduler: Any, recv_reqs: Sequence[Any]) -> None:
     """Publish the load now if what came in is worth it: to the dispatcher, and to whom SGLang publishes it besides."""
-    if sum(map(_num_tokens, recv_reqs)) < LEAST_TOKENS:
+    if not recv_reqs:
+        return
+    if scheduler.server_args.dp_size == 1 and sum(map(_num_tokens, recv_reqs)) < LEAST_TOKENS:
         return
     config = runtime.config()
     if config is not None and config.policy != SGLANG_POLICY:
