@@ -30,7 +30,7 @@ def page(reports: Sequence[Mapping[str, Any]]) -> str:
     if not reports:
         return "No run is kept here yet.\n"
     return "\n".join(
-        f"{textwrap.fill(conditions(report), COLUMNS)}\n\n{figures.table(report)}\n\n{_verdicts(report)}"
+        f"{textwrap.fill(conditions(report), COLUMNS, break_on_hyphens=False)}\n\n{figures.table(report)}\n\n{_verdicts(report)}"
         for report in reports
     )
 
