@@ -8,7 +8,7 @@ on.
 
 Servers come up in two groups, so that no more than two of them hold memory at once: first the single rank and
 stock SGLang, which are only stood beside the others, then sharing off and on, which are measured alternately. Off and
-on differ in sharing alone; stock as shipped also has another attention backend and dispatcher.
+on differ in sharing alone; stock, without banyan-cpu-engine, also has another attention backend and dispatcher.
 """
 
 from __future__ import annotations

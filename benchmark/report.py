@@ -19,7 +19,7 @@ NAMES = {
     "off": "sharing off, dp 2",
     "on": "sharing on, dp 2",
     "single": "one rank, same total pool",
-    "stock": "stock as shipped, dp 2",
+    "stock": "stock, dp 2",
 }
 ATTENTION = {"off": "banyan_cpu", "on": "banyan_cpu", "single": "banyan_cpu", "stock": "torch_native"}
 """The attention backend that each server takes on a CPU where the flags leave it open."""
@@ -247,9 +247,9 @@ COLUMNS = (
     *("total", "requests/s", "cached", "n"),
 )
 STOCK_DIFFERS = (
-    "Stock as shipped differs in more than sharing: its attention backend (torch_native) computes the queries of a "
-    "cached prefix again, where banyan_cpu computes the new ones alone, and its dispatcher keeps a core busy. Its hits "
-    "compare, its times do not."
+    "Stock differs in more than sharing: it runs without banyan-cpu-engine, on the stand-in for sgl_kernel. Its "
+    "attention backend (torch_native) computes the queries of a cached prefix again, where banyan_cpu computes the new "
+    "ones alone, and its dispatcher keeps a core busy. Its hits compare, its times do not. AMX is switched off for all."
 )
 METHOD = (
     "Sharing off, sharing on and the single rank are servers of the same kind, with the same attention backend and "

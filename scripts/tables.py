@@ -21,7 +21,7 @@ def knob_table(settings: type, group: str) -> str:
 def _usage(one: knobs.Knob) -> str:
     if one.switches_to is not None:
         return one.flag
-    argument = "\\|".join(one.choices) if one.choices and not one.metavar else one.metavar
+    argument = "\\|".join(one.choices) if one.choices and not one.metavar else one.metavar.replace("|", "\\|")
     return f"{one.flag} [{argument}]" if one.const is not None else f"{one.flag} {argument}"
 
 

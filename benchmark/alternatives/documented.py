@@ -30,9 +30,13 @@ def page(reports: Sequence[Mapping[str, Any]]) -> str:
     if not reports:
         return "No run is kept here yet.\n"
     return "\n".join(
-        f"{textwrap.fill(conditions(report), COLUMNS)}\n\n{figures.table(report)}\n\n{_verdicts(report)}"
-        for report in reports
+        f"{_wrapped(conditions(report))}\n\n{figures.table(report)}\n\n{_verdicts(report)}" for report in reports
     )
+
+
+def _wrapped(text: str) -> str:
+    """Without a break in a flag."""
+    return textwrap.fill(text, COLUMNS, break_on_hyphens=False)
 
 
 def conditions(report: Mapping[str, Any]) -> str:

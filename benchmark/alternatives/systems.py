@@ -87,7 +87,7 @@ def systems_of(budget: Budget, disk: Path, hicache_path: str) -> dict[str, Syste
     """Every system by its name. Below `disk` each has a folder of its own; `hicache_path` is the PYTHONPATH on which
     HiCache's server finds the plugin that lets it run without a GPU."""
     made = (
-        System("as_shipped", "stock SGLang as shipped, dp 2", (_one("as_shipped", budget, "stock"),)),
+        System("as_shipped", "stock SGLang without the CPU engine, dp 2", (_one("as_shipped", budget, "stock"),)),
         System("stock", "stock SGLang, dp 2", (_one("stock", budget, "engine"),)),
         System("stock_again", "the same once more", (_one("stock_again", budget, "engine"),)),
         System("router", "SGLang's router, cache_aware", _two("router", budget, _plain), "cache_aware"),

@@ -15,8 +15,9 @@ HEAD = """# Launch lines that people use
 
 Made by `make recipes DATA=FOLDER` from published launch lines of SGLang with `--enable-banyan` added. Each line is a
 dry run, as `banyan doctor -- ARGUMENTS` makes one, on a stand-in for the GPU that the line names, with the model's
-configuration and no weights. *Shared*: the server would start and share. A dry run says what the launcher decides:
-what ranks check when they start (their pools, the driver) is not seen, and none of these lines has run on a GPU.
+configuration and no weights. *Shared*: the server would start with Banyan on. Most lines have one rank: there only the
+host arena and a store help. A dry run says what the launcher decides: what ranks check when they start (their pools,
+the driver) is not seen, and none of these lines has run on a GPU.
 
 """
 

@@ -131,7 +131,7 @@ class Config:
         True,
         "--banyan-no-prefix-hints",
         SHARING,
-        "The dispatcher does not look prompts up; it saves a hash of every prompt.",
+        "Do not look prompts up in the dispatcher; this spares hashing them.",
         switches_to=False,
     )
     log_json: bool = knob(
@@ -193,7 +193,7 @@ class Config:
         "--banyan-keep-host-arena",
         TIERS,
         f"""Keep the host arena in this folder on tmpfs (default {KEEP_FOLDER}) when the server ends; the server's next
-        start on this node reuses its pages.""",
+        start on this node reuses its pages. Needs a size in --banyan-host-gb.""",
         metavar="DIR",
         parse=_kept_folder,
         const=KEEP_FOLDER,
@@ -284,7 +284,8 @@ class Config:
         (),
         "--banyan-peers",
         NODES,
-        "Ask these nodes for prefixes that this node does not hold; name each by its --banyan-listen.",
+        """Ask these other nodes (not the ranks of this server) for prefixes that this node does not hold; name each by
+        its --banyan-listen.""",
         metavar="HOST:PORT[,HOST:PORT...]",
         parse=lambda text: tuple(peer for peer in text.split(",") if peer),
         check=addresses,
@@ -303,8 +304,8 @@ class Config:
         "",
         "--banyan-tenant-secret-file",
         SHARING,
-        """Serve only requests whose tenant a router says that has the same secret (`banyan route --tenants-file`), and
-        keep their prefixes apart; mode 0600.""",
+        """Serve only requests that a router with the same secret vouches for, and keep the prefixes of its tenants
+        apart (`banyan route --tenants-file`); mode 0600.""",
         metavar="PATH",
         parse=os.path.abspath,
         unset="none",

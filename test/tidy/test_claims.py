@@ -19,7 +19,12 @@ TIMES = re.compile(r"TTFT|TPOT|time to first token|latency")
 OTHERS = re.compile(r"\bstock\b|router, `?cache_aware|\bHiCache\b|\bLMCache\b")
 """Systems that run another attention backend on a CPU than Banyan does."""
 
-NAMES = {"off": "sharing off", "on": "sharing on", "single": "one rank alone", "stock": "stock SGLang as shipped"}
+NAMES = {
+    "off": "sharing off",
+    "on": "sharing on",
+    "single": "one rank alone",
+    "stock": "SGLang without `banyan-cpu-engine`",
+}
 
 
 def tables(path):

@@ -59,6 +59,8 @@ def of_overhead(line: str, figure: str, said: Callable[[Any], str], *cases: str)
     ]
 
 
+NO_ARENA = "rows/system=banyan no arena"
+
 FIGURES = [
     Figure(PAGE, "ShareGPT conversations that come back", "bench", "ttft_ratios/on_to_off_second_run", ranged),
     Figure(PAGE, "the same in the first run of `make bench`", "bench", "ttft_ratios/on_to_off_first_run", ranged),
@@ -90,6 +92,10 @@ FIGURES = [
         ranged,
         *("prompts of 512", "prompts of 64", "64 streams", "256 streams"),
     ),
+    Figure(PAGE, "with the host arena switched off", "pressure_small", f"{NO_ARENA}/hits_to_router", ranged),
+    Figure(PAGE, "with the host arena switched off", "pressure_small", f"{NO_ARENA}/hits_to_single", ranged),
+    Figure(PAGE, "the same: time between tokens", "overhead", "by_ranks/2/case=1 stream/step", ranged),
+    Figure(README, "Where nothing can be shared", "overhead", "by_ranks/2/case=1 stream/step", ranged),
     *of_overhead("the same: time to the first token", "ttft", ranged, "prompts of 512", "256 streams"),
     *of_overhead("the same: time of the scheduler thread", "scheduler_us", ms, "prompts of 512"),
     *of_overhead("the same: time of the scheduler thread", "scheduler_step_us", ms, "64 streams"),

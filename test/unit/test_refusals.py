@@ -102,12 +102,12 @@ def test_refusals_when_the_pool_is_sized_after_capture_then_only_cuda_minds():
     assert "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING" in line and "set it to 0" in line
 
 
-def test_refusals_when_each_process_has_a_part_of_an_arena_then_it_takes_two_places():
+def test_refusals_when_each_process_has_a_part_of_an_arena_then_it_takes_two_slots():
     assert (
         refusals(ServerFacts(num_member_slots=64)) == refusals(ServerFacts(num_member_slots=32, has_arena=True)) == []
     )
     (line,) = refusals(ServerFacts(num_member_slots=33, has_arena=True))
-    assert "--banyan-host-gb" in line and "66 places" in line and "no host arena" in line
+    assert "--banyan-host-gb" in line and "66 member slots" in line and "no host arena" in line
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,8 @@ _RULES: tuple[Rule[ServerFacts], ...] = (
         lambda f: f.num_slots > MAX_SLOTS,
         lambda f: (
             f"--dp-size, --tp-size: {f.num_member_slots} processes {'and --banyan-host-gb ' if f.has_arena else ''}"
-            f"take {f.num_slots} places, a node has {MAX_SLOTS}: use fewer{' or no host arena' if f.has_arena else ''}"
+            f"take {f.num_slots} member slots, a node has {MAX_SLOTS}: use fewer"
+            f"{' or no host arena' if f.has_arena else ''}"
         ),
     ),
     Rule(
@@ -333,11 +334,11 @@ def secret_refusal(*, path: str, error: object) -> str:
 
 
 def page_server_slots_refusal(*, num_slots: int, num_shards: int) -> str | None:
-    """The line for a node on which no place is left for its page servers, or None."""
+    """The line for a node on which no member slot is left for its page servers, or None."""
     if num_slots + num_shards <= MAX_SLOTS:
         return None
     return (
-        f"--banyan-listen: the ranks take {num_slots} places and the page servers {num_shards}, a node has "
+        f"--banyan-listen: the ranks take {num_slots} member slots and the page servers {num_shards}, a node has "
         f"{MAX_SLOTS}: use fewer ranks, or drop that flag"
     )
 

@@ -168,7 +168,8 @@ _TABLE: tuple[_Row, ...] = (
         _ALL,
         lambda f: f.num_slots > MAX_SLOTS,
         lambda f, kind: (
-            f"--dp-size, --tp-size: {kind.slots} the ranks take {f.num_slots} places of {MAX_SLOTS}: use fewer, or"
+            f"--dp-size, --tp-size: {kind.slots} the ranks take {f.num_slots} member slots of {MAX_SLOTS}: "
+            "use fewer, or"
         ),
     ),
 )

@@ -164,7 +164,7 @@ class Settings:
         "",
         "--tenants-file",
         ROUTER,
-        "Serve only who shows a key of this file, which keeps the prefixes of its tenants apart; mode 0600.",
+        "Serve only clients that show a key of this file; prefixes of its tenants are kept apart. Mode 0600.",
         metavar="PATH",
         parse=os.path.abspath,
         unset="none",
@@ -173,7 +173,8 @@ class Settings:
         "",
         "--tenant-secret-file",
         ROUTER,
-        "File with the secret by which servers believe whose a request is: their `--banyan-tenant-secret-file`.",
+        """The secret that proves to servers whose request it is: the file of their `--banyan-tenant-secret-file`; mode
+        0600.""",
         metavar="PATH",
         parse=os.path.abspath,
         unset="none",

@@ -203,10 +203,10 @@ def test_start_when_the_ranks_leave_no_member_slots_then_without_the_arena_and_s
     assert "no host arena" in capsys.readouterr().err
 
 
-def test_start_when_a_store_finds_no_places_for_its_arena_then_refused(capsys):
+def test_start_when_a_store_finds_no_slots_for_its_arena_then_refused(capsys):
     with pytest.raises(SystemExit):
         prepare_server_args([*BASE[:-1], "40", "--enable-banyan", "--banyan-store", "/kv"])
-    assert "80 places" in capsys.readouterr().err
+    assert "80 member slots" in capsys.readouterr().err
 
 
 def test_start_when_there_are_several_http_workers_then_they_serve_what_has_hooks(clean_environment, capsys):

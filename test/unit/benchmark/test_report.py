@@ -151,7 +151,7 @@ def test_terminal_when_it_has_80_columns_then_no_figure_and_no_attention_is_cut(
     terminal.print(result_table(build_report(results(), {}), "history"))
     printed = terminal.file.getvalue()
     assert "…" not in printed
-    assert re.search(r"stock as shipped +torch_native +2 +0.90 s +0.90-0.90", printed)
+    assert re.search(r"stock +torch_native +2 +0.90 s +0.90-0.90", printed)
     assert re.search(r"sharing on +banyan_cpu +2 +0.15 s +0.10-0.20", printed)
 
 

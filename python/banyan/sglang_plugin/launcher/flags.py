@@ -191,11 +191,11 @@ def asked_of(args: Any, wanted: Config, layout: Layout, model: ModelFacts | None
 
 
 def _with_member_slots(wanted: Config, layout: Layout) -> Config:
-    """Without the arena that nobody has asked for, where the ranks leave no places for it."""
+    """Without the arena that nobody has asked for, where the ranks leave no member slots for it."""
     num_slots = layout.num_slots(has_arena=True)
     if not wanted.sizes_arena or wanted.store or num_slots <= MAX_SLOTS:
         return wanted
-    logger.warning("banyan: no host arena: with it the ranks take %d places, a node has %d", num_slots, MAX_SLOTS)
+    logger.warning("banyan: no host arena: with it the ranks take %d member slots, a node has %d", num_slots, MAX_SLOTS)
     return replace(wanted, host_gb=0.0)
 
 
@@ -348,7 +348,7 @@ def kinds(args: Any, wanted: Config, layout: Layout, model: ModelFacts) -> KindF
 
 
 def reserve_window_slots(carried: dict[str, Any]) -> None:
-    """The model keeps its windows, or states, apart: the ranks meet at a rank table with places for these too. No rank
+    """The model keeps its windows, or states, apart: the ranks meet at a rank table with slots for these too. No rank
     has been started yet."""
     global _rank_table
     if _rank_table is None or _rank_table.path != carried["rank_table"]:
