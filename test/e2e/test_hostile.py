@@ -61,7 +61,7 @@ ELSEWHERE = (
     ("/vertex_generate", {"instances": [{"text": 5}], "parameters": {"input_ids": [[5, 6, 7]]}}, 400),
     ("/vertex_generate", {"instances": [{"text": "a"}], "parameters": {"sampling_params": ENDLESS}}, 400),
     ("/parse_function_call", {**CALLS, "text": "[a(" + "a=," * 60}, 200),
-    ("/v1/responses", {"model": "default", "input": "a", **OWN_TEMPLATE}, 400),
+    ("/v1/responses", {"input": "a", **OWN_TEMPLATE}, 400),
     ("/open_session", {"capacity_of_str_len": 1000, "session_id": "s"}, 200),
     ("/generate", {"input_ids": [5, 6, 7], "session_params": {"id": "s"}, "routed_dp_rank": 0}, 200),
     ("/generate", {"input_ids": [5], "session_params": {"id": "s", "replace": True}, "routed_dp_rank": 0}, 400),

@@ -134,15 +134,17 @@ def test_ids_when_they_stand_for_an_image_then_they_may_be_beyond_the_vocabulary
 
 
 @pytest.mark.parametrize("ids", [[-1, 5], [2**61], [2**31], [5, -(2**63)]])
-@pytest.mark.parametrize("made", [None, [5]], ids=["as they came", "by a processor"])
 def test_ids_when_they_stand_beside_an_image_then_they_are_below_what_images_become_and_none_is_negative(
-    ids, made, monkeypatch
+    ids, monkeypatch
 ):
     """A negative one ends the rank where it is hashed; an image's own number would be taken for the image."""
     monkeypatch.setattr(clients.runtime, "config", object)
-    obj = GenerateReqInput(input_ids=ids, image_data="a picture", sampling_params={})
+    sent = GenerateReqInput(input_ids=ids, image_data="a picture", sampling_params={})
     with pytest.raises(clients.BadRequest, match="is none of"):
-        clients.before_validate_one_request(WITH_IMAGES, obj, made or obj.input_ids)
+        clients.admit(sent, BY_HTTP, WITH_IMAGES)
+    made = GenerateReqInput(text="a", image_data="a picture", sampling_params={})
+    with pytest.raises(clients.BadRequest, match="is none of"):
+        clients.before_validate_one_request(WITH_IMAGES, made, ids)
 
 
 @pytest.mark.parametrize("kind", [GenerateReqInput, EmbeddingReqInput])

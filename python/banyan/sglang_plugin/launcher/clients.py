@@ -104,12 +104,9 @@ def before_validate_one_request(manager: Any, obj: Any, input_ids: Sequence[int]
     sampling = getattr(obj, "sampling_params", None)
     if isinstance(sampling, dict):
         prompt_refusals.check_sampling(sampling, manager.model_config.vocab_size)
-    num_ids = prompt_refusals.END_OF_IDS if _has_media(obj, manager) else manager.model_config.vocab_size
-    # SGLang's processors take what a client has sent, or make something of it, as they like.
-    sent = getattr(obj, "input_ids", None)
-    for ids in (input_ids, *([] if sent is input_ids else [sent])):
-        if ids is not None and len(ids):
-            prompt_refusals.check_ids(ids, num_ids)
+    if input_ids is not None and len(input_ids):
+        num_ids = prompt_refusals.END_OF_IDS if _has_media(obj, manager) else manager.model_config.vocab_size
+        prompt_refusals.check_ids(input_ids, num_ids)
     session = getattr(obj, "session_params", None)
     if input_ids is not None and not len(input_ids) and not (isinstance(session, dict) and session.get("id")):
         raise BadRequest("a prompt has no tokens")
@@ -136,6 +133,9 @@ def _num_prompts(obj: Any) -> int:
 
 def _check(obj: Any, manager: Any) -> None:
     prompt_refusals.check_is_list(obj.input_ids)
+    if obj.input_ids and _has_media(obj, manager):
+        # SGLang's processors take them as they come, or make something of them first.
+        prompt_refusals.check_ids(obj.input_ids, prompt_refusals.END_OF_IDS)
     names_adapter = adapters.named_by(getattr(obj, "extra_key", None), manager)
     if names_adapter:
         raise BadRequest("extra_key: it contains the id of a LoRA adapter: ask for one with lora_path")
