@@ -61,7 +61,30 @@ def of_overhead(line: str, figure: str, said: Callable[[Any], str], *cases: str)
 
 NO_ARENA = "rows/system=banyan no arena"
 
+SERVING = DOCS / "benchmarks" / "serving.md"
+
+
+def of_both_commits(line: str, ranks: int, case: str) -> list[Figure]:
+    return [
+        Figure(
+            SERVING,
+            line,
+            "overhead_before",
+            f"rows/commit={commit},turn={turn},ranks={ranks},case={case}/throughput",
+            ranged,
+        )
+        for commit in ("815b567b", "145fa76f")
+        for turn in (1, 2)
+    ]
+
+
 FIGURES = [
+    *(
+        figure
+        for ranks in (1, 2)
+        for case in ("prompts of 64", "256 streams")
+        for figure in of_both_commits(f"| {case}, {ranks} rank", ranks, case)
+    ),
     Figure(PAGE, "ShareGPT conversations that come back", "bench", "ttft_ratios/on_to_off_second_run", ranged),
     Figure(PAGE, "the same in the first run of `make bench`", "bench", "ttft_ratios/on_to_off_first_run", ranged),
     Figure(README, "They differ in sharing alone", "bench", "ttft_ratios/on_to_off_second_run", ranged),
