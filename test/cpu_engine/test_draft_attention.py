@@ -82,7 +82,7 @@ def test_slots_when_a_draft_decodes_then_they_are_those_behind_what_is_known():
 def factory(monkeypatch, asked, configured, num_steps=3):
     monkeypatch.setattr(draft_attention, "attention_backends", lambda: (configured, configured))
     runner = SimpleNamespace(device="cpu", req_to_token_pool=None, token_to_kv_pool=None)
-    return SimpleNamespace(draft_model_runner=runner, draft_attn_backend=asked, speculative_num_steps=num_steps)
+    return SimpleNamespace(draft_model_runner=runner, draft_attn_backend=asked, speculative_num_steps=num_steps, topk=1)
 
 
 @pytest.mark.parametrize("asked, configured", [(None, ATTENTION_BACKEND), (ATTENTION_BACKEND, "triton")])
