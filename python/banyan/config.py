@@ -49,6 +49,9 @@ DEFAULT_PAGE_TOKENS = 16
 ADMIT_CHOICES = ("first", "second")
 DEFAULT_TOLD_SHARE, MOST_TOLD_SHARE = 0.1, 0.5
 KEEP_FOLDER = "/dev/shm/banyan"
+ARENA_FOLDER = "banyan-arena-1"
+"""In the folder that the user names, which may hold files of his: only what lies in here is ours to remove."""
+
 GIB = 1 << 30
 HTTP_APP_VARIABLE = "SGLANG_HTTP_SERVER_APP_PATH"
 FLAGS_VARIABLE = "BANYAN_FLAGS"

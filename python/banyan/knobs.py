@@ -8,6 +8,7 @@ documentation are read off it.
 from __future__ import annotations
 
 import argparse
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -82,6 +83,20 @@ def check(settings: Any) -> None:
             raise ValueError(f"{one.flag} {value}: {wrong}")
 
 
+def _meant(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """``parse``, of what is a value: an empty one would be taken for none, a folder named ``~`` for a new one."""
+
+    @functools.wraps(parse)
+    def parsed(text: str) -> Any:
+        if not text:
+            raise argparse.ArgumentTypeError("nothing is said: is a variable unset? Drop the flag, or say a value")
+        if text.startswith("~"):
+            raise argparse.ArgumentTypeError(f"{text}: only a shell knows whose home ~ is: write the path out")
+        return parse(text)
+
+    return parsed
+
+
 def add_to(parser: argparse._ActionsContainer, settings: type) -> None:
     """Add the flags of a settings class."""
     for _, default, one in knobs_of(settings):
@@ -92,7 +107,7 @@ def add_to(parser: argparse._ActionsContainer, settings: type) -> None:
         if one.switches_to is not None:
             parser.add_argument(one.flag, action="store_true", help=text)
             continue
-        more: dict[str, Any] = {"type": one.parse}
+        more: dict[str, Any] = {"type": _meant(one.parse)}
         if one.choices:
             more["choices"] = one.choices
         else:

@@ -9,6 +9,8 @@ import os
 import stat
 from pathlib import Path
 
+from banyan.mounts import mounted
+
 WRITABLE_BY_OTHERS = 0o022
 OPEN_TO_OTHERS = 0o077
 PRIVATE = 0o600
@@ -26,19 +28,26 @@ def claim_folder(folder: Path, flag: str) -> None:
             ``flag`` and the way out.
         OSError: when it cannot be made.
     """
+    look_at_folder(folder, flag)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    look_at_folder(folder, flag)
+
+
+def look_at_folder(folder: Path, flag: str) -> Path:
+    """Whether ``claim_folder`` would raise ``ValueError``, which this does then; the nearest folder that is there."""
     nearest = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
     if _is_mount_point(nearest) and _is_empty_root(nearest):
         raise ValueError(
             f"{folder} cannot be used ({flag}): {nearest} is an empty directory of the root file system, as a mount "
             f"point is whose drive is not mounted: mount it, or if it is meant: mkdir -p {folder} && chmod 700 {folder}"
         )
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    reason = _objection(folder.stat())
+    reason = _objection(folder.stat()) if nearest == folder.absolute() else ""
     if reason:
         raise ValueError(
             f"{folder} cannot be used ({flag}): {reason}: chown and chmod go-w it, run as its user, or name a folder "
             "below it, which is made private"
         )
+    return nearest
 
 
 def open_own(path: str | Path, flags: int) -> int:
@@ -81,9 +90,8 @@ def _objection(found: os.stat_result) -> str:
 def _is_mount_point(folder: Path) -> bool:
     if folder.parent in MOUNT_PARENTS:
         return True
-    lines = FSTAB.read_text(errors="replace").splitlines() if FSTAB.exists() else []
-    points = [line.split()[1:2] for line in lines if not line.lstrip().startswith("#")]
-    return [str(folder)] in points
+    table = FSTAB.read_text(errors="replace") if FSTAB.exists() else ""
+    return any(point == str(folder) for point, _ in mounted(table))
 
 
 def _is_empty_root(folder: Path) -> bool:

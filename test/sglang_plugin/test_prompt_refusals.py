@@ -15,6 +15,7 @@ VOCABULARY = 320
 def request(ids=(1, 2), media=None, lora_id=None, **fields):
     """What SGLang's servicer sends: the names of sampling are those of SamplingParams."""
     logprobs = {name: fields.pop(name) for name in list(fields) if "logprob" in name}
+    logprobs["multi_item_delimiter_indices"] = logprobs.pop("places_logprob", None)
     sampling = SamplingParams(**fields)
     sampling.normalize(tokenizer=SimpleNamespace(encode=lambda text, **_: [1]))
     return SimpleNamespace(
@@ -30,6 +31,7 @@ def request(ids=(1, 2), media=None, lora_id=None, **fields):
         {"temperature": 2.0, "top_k": 5, "top_p": 0.5, "min_p": 0.1, "logit_bias": {"3": -100.0}},
         {"stop_regex": ["a+b"], "top_logprobs_num": 5, "logprob_start_len": -1, "token_ids_logprob": [1]},
         {"ids": [VOCABULARY + 7], "media": object()},
+        {"ids": [1] * 8000, "logprob_start_len": 0, "token_ids_logprob": [1] * 2000, "places_logprob": [0] * 500},
         {"ids": [1] * 4000, "top_logprobs_num": 20, "logprob_start_len": 0, "regex": "a+"},
     ],
 )

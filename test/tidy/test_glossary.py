@@ -31,8 +31,8 @@ ORDINARY = set(
     health hicache history holding hook host http hybrid identity ids image index init io iovec ipc json kept kernel
     kind knob known kv landed large latest launch launched launcher layer layerwise layout leased lending lent level
     limit limited line list lmetric load location lockstep log long look lost machine main maker match memory metric
-    mha mla mode model mooncake move native no node observe offload openai opened opening option order outcome own
-    pace pacing page paired part path pause peer persistence pin placement placer planner planning port prefill
+    mha mla mode model mooncake mount move native no node observe offload openai opened opening option order outcome
+    own pace pacing page paired part path pause peer persistence pin placement placer planner planning port prefill
     prefix prefixes presence pricing probe processor prompt publication python quarantining query question queue
     rate read reading reason receiver recent refused regex remote removed rendezvous report reporting request rerun
     resolved response return robin role room round route routing row run runtime said sample scheme screened sealing

@@ -6,6 +6,7 @@ import pytest
 
 from banyan import config
 from banyan.config import Config
+from banyan.knobs import add_to
 from banyan.routing import POLICIES
 
 
@@ -180,3 +181,13 @@ def test_take_flags_when_nodes_have_no_secret_or_no_arena_then_the_way_out_is_na
         config.take_flags(parse("--enable-banyan", "--banyan-peers", "a:1"))
     with pytest.raises(ValueError, match="--banyan-host-gb"):
         config.take_flags(parse(*NODES, "--banyan-listen", "a:1", "--banyan-host-gb", "0"))
+
+
+@pytest.mark.parametrize("flag", ["--banyan-store", "--banyan-listen", "--banyan-peers", "--banyan-keep-host-arena"])
+@pytest.mark.parametrize(("value", "said"), [("", "nothing is said"), ("~/kv", "write the path out")])
+def test_flag_when_a_variable_is_unset_or_a_home_is_not_expanded_then_it_is_no_value(flag, value, said, capsys):
+    parser = argparse.ArgumentParser()
+    add_to(parser, Config)
+    with pytest.raises(SystemExit):
+        parser.parse_args([f"{flag}={value}"])
+    assert flag in (line := capsys.readouterr().err) and said in line

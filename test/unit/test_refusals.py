@@ -5,6 +5,7 @@ from dataclasses import fields
 
 import pytest
 
+from banyan.config import Config
 from banyan.refusals import (
     NOT_OF_FILES,
     ServerFacts,
@@ -267,3 +268,14 @@ def test_draft_when_its_attention_is_divided_as_the_models_then_it_is_not_refuse
 def test_facts_of_drafts_when_a_field_is_added_then_it_has_a_refusal_here():
     covered = {"algorithm", "has_layers_of_steps", "disaggregation_mode", "skips_draft_extend"}
     assert {field.name for field in fields(DraftFacts)} == covered
+
+
+@pytest.mark.parametrize("said", [{"prefix_hints": False}, {"share": "off"}])
+def test_policy_when_nothing_is_looked_up_then_the_way_out_that_is_named_is_one(said):
+    with pytest.raises(ValueError, match=r"--banyan-policy lmetric: .*") as refused:
+        Config(policy="lmetric", **said)
+    line = str(refused.value)
+    ways_out = {"drop --banyan-no-prefix-hints": {"prefix_hints": True}, "use --banyan-share index": {"share": "index"}}
+    (way_out,) = [fields for words, fields in ways_out.items() if words in line]
+    Config(policy="lmetric", **{**said, **way_out})
+    Config(**{**said, "policy": "sglang"})

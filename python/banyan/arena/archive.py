@@ -119,6 +119,9 @@ class Archive:
             self._residency.unhold([frames.popleft()])
             if not frames:
                 del self._writing[key]
+            if outcome == "present":
+                # It was there: nothing was spent on it.
+                self._admission.unspend(self._record_bytes)
             self._counters.archived_pages += outcome == "stored"
             self._counters.archive_failed_pages += outcome == "failed"
 

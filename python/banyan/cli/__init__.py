@@ -35,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ImportError as error:
         print(f"banyan: the native core does not load: {error}", file=sys.stderr)
         print("banyan: install the wheel for this system, or make setup in a checkout", file=sys.stderr)
-        return 1
+        # 1 of fsck is "repaired".
+        return 8 if words[:1] == ["fsck"] else 1
     words, launch = _cut_launch(words)
     args = _parser().parse_args(words)
     args.launch = launch
@@ -211,9 +212,12 @@ def _top(args: argparse.Namespace) -> int:
         engine = Engine(args.url, api_key=_api_key(args), timeout_s=top.TIMEOUT_S)
         if args.once:
             told = summary(Rates(top.look(engine, args.url)))
+            if args.json:
+                print(json.dumps(told, indent=2))
+                return 0
             # A file or a pipe has no width.
             console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
-            console.print_json(data=told) if args.json else console.print(top.picture(told))
+            console.print(top.picture(told))
         else:
             top.watch(engine, args.url, interval_s=max(0.2, args.interval), console=Console(highlight=False))
     except (EngineError, OSError) as error:

@@ -11,6 +11,7 @@ import errno
 import mmap
 import os
 import re
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from pathlib import Path
 from banyan.cli.doctor_machine import Kernel
 from banyan.cli.finding import Finding
 from banyan.config import GIB
+from banyan.mounts import type_of
 
 PROBE_BYTES = 64 << 20
 READ_BYTES = 1 << 20
@@ -73,13 +75,7 @@ def _place(what: str, folder: Path, kernel: Kernel) -> Finding:
 
 def file_system(folder: Path, kernel: Kernel) -> str:
     """The type of the file system that holds ``folder``, as ``/proc/mounts`` has it."""
-    real = str(folder.resolve())
-    best, kind = "", "unknown"
-    for line in kernel.text("proc/mounts").splitlines():
-        _, point, named, *_ = line.split(" ")
-        if (real == point or real.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
-            best, kind = point, named
-    return kind
+    return type_of(kernel.text("proc/mounts"), str(folder.resolve()))
 
 
 def link_of(folder: Path, kernel: Kernel) -> tuple[float, bool] | None:
@@ -126,7 +122,7 @@ def measured_rate(folder: Path) -> float:
     Raises:
         OSError: for a folder that cannot be written, or has no room.
     """
-    file = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
+    file = _unnamed_file(folder)
     try:
         os.posix_fallocate(file, 0, PROBE_BYTES)
         block = os.urandom(READ_BYTES)
@@ -141,6 +137,18 @@ def measured_rate(folder: Path) -> float:
             os.close(reader)
     finally:
         os.close(file)
+
+
+def _unnamed_file(folder: Path) -> int:
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
+    except OSError as error:
+        # NFS and most of FUSE have no such files.
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise
+    file, path = tempfile.mkstemp(dir=folder)
+    os.unlink(path)
+    return file
 
 
 def _direct(file: int) -> int:

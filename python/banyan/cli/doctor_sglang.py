@@ -65,7 +65,10 @@ def _of_a_state(said: dict[str, Any]) -> str:
 def launch_arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """``(variables, arguments)`` of a launch command, which may be given whole; variables are the NAME=VALUE before
     it."""
-    first = next((number for number, word in enumerate(words) if word.startswith("--")), len(words))
+    # What starts the server may have flags of its own, as `numactl --interleave=all` does.
+    behind = next((number + 1 for number, word in enumerate(words) if word in ("sglang.launch_server", "serve")), 0)
+    flags = (number for number, word in enumerate(words) if number >= behind and word.startswith("--"))
+    first = next(flags, len(words))
     command, arguments = words[:first], list(words[first:])
     if "serve" in command[:-1]:
         # `sglang serve MODEL`

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from banyan.core import SourceKind
+from banyan.core import MAX_RID_CHARS, SourceKind
 from banyan.telemetry import Why, rid_pseudonym
 
 WHY = {
@@ -23,7 +23,7 @@ WHY = {
 def decisions_of(rid: str, nonce: str, plans: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The decisions of a rank about the request ``rid``, under that name: the rank tells its pseudonym, which may be
     asked for as well."""
-    names = (rid, rid_pseudonym(nonce, rid))
+    names = (rid, rid_pseudonym(nonce, rid[:MAX_RID_CHARS]))
     return [{**plan, "rid": rid} for plan in plans if plan["rid"] in names]
 
 

@@ -63,6 +63,11 @@ class WriteAdmission:
             self._budget.give_back(num_bytes)
         self._remember(key)
 
+    def unspend(self, num_bytes: int) -> None:
+        """A page that was admitted was stored already."""
+        if self._budget is not None:
+            self._budget.give_back(num_bytes)
+
     def _remember(self, key: PageKey) -> None:
         if self._admission is not Admission.FIRST_ACCESS:
             self._seen_once.put(key, None)

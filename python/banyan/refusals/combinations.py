@@ -44,8 +44,9 @@ def combination_refusal(asked: Config) -> str | None:
     if asked.tenant_share is not None and not asked.has_arena:
         return "--banyan-tenant-share: it is a share of the host arena: set --banyan-host-gb as well"
     if asked.policy != "sglang" and not asked.looks_up:
+        way_out = "drop --banyan-no-prefix-hints" if asked.shares else "use --banyan-share index"
         return (
             f"--banyan-policy {asked.policy}: there is nothing to look up with --banyan-share off or "
-            "--banyan-no-prefix-hints: use --banyan-share index, or --banyan-policy sglang"
+            f"--banyan-no-prefix-hints: {way_out}, or use --banyan-policy sglang"
         )
     return None

@@ -181,6 +181,6 @@ class RankLoad:
             self._is_there(self._on_its_way.popleft())
         self.pending.computed(report.total_prefill_tokens)
         # A prompt between two of its chunks is neither waiting nor running.
-        left = (report.num_running, report.num_waiting, report.pending_prefill_tokens, report.ongoing_tokens)
-        if not any(left) and self.num_on_its_way == 0:
+        # What open sessions hold is in use and is computed by nobody: it does not count.
+        if not any((report.num_running, report.num_waiting, report.pending_prefill_tokens, self.num_on_its_way)):
             self.pending.clear()

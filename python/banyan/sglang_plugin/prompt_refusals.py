@@ -40,8 +40,8 @@ MOST_AT_A_PLACE, MOST_PROMPT_LOGPROBS = 1 << 14, 1 << 21
 """Log probabilities that are told of: at each place, and of all places of a prompt. They are numbers of Python's in
 three processes, and a row on the device for each place."""
 
-MOST_AT_A_PLACE_OF_PAIRS = 128
-"""What SGLang's prefill server hands over has room for; it ends behind more."""
+MOST_TOP_OF_PAIRS = 128
+"""Of the likeliest. What SGLang's prefill server hands over has room for; it ends behind more."""
 
 
 class BadRequest(ValueError):
@@ -73,9 +73,7 @@ def check_tokenized(asked: Any, vocab_size: int) -> None:
         check_sampling(params, vocab_size)
 
 
-def check_logprobs(
-    obj: Any, vocab_size: int, *, num_prompt_tokens: int, most_at_a_place: int = MOST_AT_A_PLACE
-) -> None:
+def check_logprobs(obj: Any, vocab_size: int, *, num_prompt_tokens: int, most_top: int = MOST_AT_A_PLACE) -> None:
     """How many log probabilities, from where on, and of which tokens."""
     num_top, start = getattr(obj, "top_logprobs_num", None), getattr(obj, "logprob_start_len", None)
     if num_top is not None and not 0 <= num_top <= vocab_size:
@@ -86,9 +84,12 @@ def check_logprobs(
     if ids:
         check_ids(ids, vocab_size, "token_ids_logprob")
     told = (num_top or 0) + len(ids)
-    if told > most_at_a_place:
-        raise BadRequest(f"top_logprobs_num, token_ids_logprob: {told} tokens at each place, {most_at_a_place} at most")
+    if told > MOST_AT_A_PLACE or (num_top or 0) > most_top:
+        most = min(MOST_AT_A_PLACE, most_top)
+        raise BadRequest(f"top_logprobs_num, token_ids_logprob: {told} tokens at each place, {most} at most")
+    chosen = getattr(obj, "token_indices_to_pool", None) or getattr(obj, "multi_item_delimiter_indices", None)
     places = num_prompt_tokens - start if start is not None and start >= 0 else 0
+    places = len(chosen) if isinstance(chosen, list) else places
     if told * places > MOST_PROMPT_LOGPROBS:
         raise BadRequest(
             f"top_logprobs_num, token_ids_logprob: {told} tokens at {places} places of the prompt, "

@@ -13,6 +13,7 @@ from typing import cast
 from banyan import _native
 from banyan._native import Store
 from banyan.feature_list import part, store_schemes
+from banyan.mounts import holds, mounted
 from banyan.ports import Asked, KeepingStore, PageStore, SharedOutStore, StoreFound, TellingStore
 from banyan.store.location import FILE, HF3FS, StoreLocation
 
@@ -141,11 +142,10 @@ def _look_files(location: StoreLocation) -> str:
 
 
 def _look_hf3fs(location: StoreLocation) -> str:
-    lines = [line.split(" ") for line in MOUNTS.read_text().splitlines()]
-    points = [point for _, point, kind, *_ in lines if kind in HF3FS_TYPES]
+    points = [point for point, kind in mounted(MOUNTS.read_text()) if kind in HF3FS_TYPES]
     for path in location.paths:
         real = os.path.realpath(path)
-        if not any(real == point or real.startswith(point.rstrip("/") + "/") for point in points):
+        if not any(holds(point, real) for point in points):
             raise ValueError(f"{path} is on no mounted 3FS: mount it, or name the folder without {HF3FS}://")
     _look_files(location)
     return "on a mounted 3FS, by its POSIX side"

@@ -57,6 +57,8 @@ class StoreLocation:
             scheme, first = FILE, parts[0]
         paths = (first, *parts[1:])
         for path in paths:
+            if path.startswith("~"):
+                raise ValueError(f"{path}: only a shell knows whose home ~ is: write the path out")
             if "://" in path:
                 raise ValueError(f"{path}: one scheme for all folders, before the first of them")
             if separator and not path.startswith("/"):

@@ -313,7 +313,6 @@ def test_request_when_it_is_drawn_then_it_is_refused_or_says_nothing_of_the_serv
     [
         ({"rid": "HEALTH_CHECK_1"}, "rid: HEALTH_CHECK"),
         ({"rid": ["a", "HEALTH_CHECK"], "input_ids": [[1], [2]], "sampling_params": [{}, {}]}, "rid: HEALTH_CHECK"),
-        ({"session_params": {"id": "s", "replace": True}}, "session_params: replace"),
         ({"image_data": {"format": "processor_output", "pixel_values": [[0.1]]}}, "image_data: "),
         ({"video_data": ["a video", {"hash": 1, "pad_value": 5}]}, "video_data: "),
         ({"audio_data": [[{"feature": [0.5]}]]}, "audio_data: "),
@@ -326,14 +325,10 @@ def test_request_when_a_client_says_what_is_not_its_to_say_then_it_is_refused_by
 
 
 def test_request_when_the_server_asks_itself_or_a_program_in_it_then_it_may_say_more():
-    check = GenerateReqInput(rid="HEALTH_CHECK_1", input_ids=[1], sampling_params={})
-    clients.admit(check, SimpleNamespace(scope={"path": "/health_generate"}), MANAGER)
+    for scope in ({"path": "/health_generate"}, {"path": "/api/health", "root_path": "/api"}):
+        check = GenerateReqInput(rid="HEALTH_CHECK_1", input_ids=[1], sampling_params={})
+        clients.admit(check, SimpleNamespace(scope=scope), MANAGER)
     clients.admit(GenerateReqInput(input_ids=[1], image_data={"format": "x"}, sampling_params={}), None, MANAGER)
-
-
-@pytest.mark.parametrize("turn", [{"id": "s", "replace": True, "rid": "r"}, {"id": "s", "replace": False}, {"id": "s"}])
-def test_turn_when_it_names_what_it_replaces_or_replaces_nothing_then_it_is_served(turn):
-    assert admitted(session_params=turn).session_params == turn
 
 
 @pytest.mark.parametrize(("said", "taken"), [("x", None), (10**400, None), (math.nan, None), (5, None), (1.5, 1.5)])

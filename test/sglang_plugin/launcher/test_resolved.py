@@ -185,7 +185,7 @@ def test_model_when_it_has_windows_and_drafts_then_it_starts(resolve, flags):
 
 def test_model_when_it_has_windows_and_no_pool_of_its_kind_helps_then_the_flag_that_does_is_named(resolve, capsys):
     with pytest.raises(SystemExit) as exit_info:
-        resolve("--banyan-keep-host-arena", "kept", "--banyan-host-gb", "1", sliding_window=32, **WINDOWS)
+        resolve("--banyan-keep-host-arena", "/dev/shm/kept", "--banyan-host-gb", "1", sliding_window=32, **WINDOWS)
     line = refusal(capsys)
     assert exit_info.value.code == 2
     assert "MellumForCausalLM" in line and "--disable-hybrid-swa-memory" in line

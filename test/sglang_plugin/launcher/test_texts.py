@@ -48,7 +48,10 @@ def test_search_when_there_are_no_calls_in_what_looks_like_many_then_it_ends_at_
     assert (found.normal_text, found.calls) == (text, []) and time.monotonic() - begun_s < 1
 
 
-@pytest.mark.parametrize("text", [CALLS, f"I call {CALLS} now", "[f(a=1)]", "no call", ""])
+AROUND = (f"I call {CALLS} now", f"{CALLS}\n\nSee [1].", f"[note] {CALLS}", f"<|python_start|>{CALLS}<|python_end|>")
+
+
+@pytest.mark.parametrize("text", [CALLS, *AROUND, "[f(a=1)]", "no call", ""])
 def test_search_when_calls_are_there_or_little_is_then_sglang_finds_what_it_found_before(text):
     detector = PythonicDetector()
     assert texts.around_search(PythonicDetector.has_tool_call, detector, text) == detector.has_tool_call(text)

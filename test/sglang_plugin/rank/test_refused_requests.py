@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a client's value raises while SGLang makes a request of it."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -64,6 +65,24 @@ def test_request_when_banyan_is_off_then_sglang_has_it_as_it_came(monkeypatch):
 
 def test_request_when_sglang_takes_it_then_nothing_is_told():
     assert handled(None)[0] == []
+
+
+@pytest.mark.parametrize(
+    ("turn", "turns", "is_refused"),
+    [
+        ({"replace": True, "rid": None}, {"r": object()}, True),
+        ({"replace": True, "rid": None}, {}, False),
+        ({"replace": True, "rid": "r"}, {"r": object()}, False),
+        ({"replace": False, "rid": None}, {"r": object()}, False),
+    ],
+    ids=["all that there are", "none is there", "one", "none"],
+)
+def test_turn_when_it_replaces_all_of_a_session_then_refused(monkeypatch, turn, turns, is_refused):
+    """SGLang ends while it clears them."""
+    scheduler = SimpleNamespace(session_controller={"s": SimpleNamespace(req_nodes=turns)})
+    asked = SimpleNamespace(session_params=SimpleNamespace(id="s", **turn))
+    with pytest.raises(ValueError, match="replace needs the rid") if is_refused else nullcontext():
+        refused_requests._check_turn(scheduler, asked)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("CUDA error"), MemoryError(), OSError(5, "I/O"), KeyboardInterrupt()])

@@ -80,7 +80,8 @@ def test_huge_pages_when_shared_memory_has_none_then_how_to_turn_them_on(monkeyp
 def test_kept_arena_when_it_holds_memory_then_how_to_have_it_back(monkeypatch, tmp_path):
     monkeypatch.setattr(config, "KEEP_FOLDER", str(tmp_path))
     assert not doctor._kept_arena().hint
-    (tmp_path / "part").write_bytes(b"x" * 8192)
+    (tmp_path / "arena").mkdir()
+    (tmp_path / "arena" / "part-0").write_bytes(b"x" * 8192)
     assert "remove the folder" in doctor._kept_arena().hint
 
 

@@ -73,3 +73,10 @@ def test_budget_when_takes_come_at_any_time_then_a_day_never_sees_more_than_its_
 def test_budget_when_it_has_no_bytes_then_refused(wrong):
     with pytest.raises(ValueError, match="at least 1"):
         budget(**wrong)
+
+
+def test_admission_when_an_admitted_page_was_stored_already_then_nothing_was_spent_on_it():
+    admission = WriteAdmission(Admission.FIRST_ACCESS, budget=budget(burst_bytes=PAGE_BYTES))
+    assert admission.judge("a", PAGE_BYTES, 0) is WriteVerdict.QUEUED
+    admission.unspend(PAGE_BYTES)
+    assert admission.judge("b", PAGE_BYTES, 0) is WriteVerdict.QUEUED

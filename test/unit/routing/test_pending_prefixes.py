@@ -124,10 +124,10 @@ def test_place_when_a_prefix_is_on_its_way_then_it_is_new_there_once():
         (LoadReport(taken_s=2.0, num_running=1, total_prefill_tokens=100), True),
         (LoadReport(taken_s=2.0, num_running=1, total_prefill_tokens=101), False),
         (LoadReport(taken_s=2.0), False),
-        (LoadReport(taken_s=2.0, ongoing_tokens=50), True),
+        (LoadReport(taken_s=2.0, ongoing_tokens=50), False),
         (LoadReport(taken_s=0.5), True),
     ],
-    ids=["it waits", "it was the last", "the next was begun", "idle", "between two chunks", "idle before it was sent"],
+    ids=["it waits", "it was the last", "the next was begun", "idle", "with a session open", "idle before it was sent"],
 )
 def test_reported_when_the_rank_has_gone_on_then_the_directory_knows_better(report, is_pending):
     dispatcher = Dispatcher(1, LMetric())

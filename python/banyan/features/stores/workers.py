@@ -29,7 +29,11 @@ class Workers:
             RuntimeError: when there is no thread to be had; it is not done then.
         """
         if len(self._threads) < self._num_threads:
-            self._threads.append(start_thread(self._run, name=self._name, feature=self._feature))
+            try:
+                self._threads.append(start_thread(self._run, name=self._name, feature=self._feature))
+            except RuntimeError:
+                if not self._threads:
+                    raise
         self._work.put(work)
 
     def close(self, within_s: float) -> None:

@@ -6,8 +6,8 @@ Invariants
   2. No more than ``backlog_bytes`` wait; what comes on top is not taken.
   3. A thread that ends before its time takes nothing with it: what waits fails, and nothing more is taken.
   4. A write starts only when the gate lets it, or when somebody waits for all of them.
-  5. A checksum is of what the frame held while the page was waited for: before the library is asked anything, and not
-     of a page that was given up meanwhile. What a frame is filled with later never verifies under the page's name.
+  5. A page is written only if it had not been given up when its checksum was whole: what a frame is filled with later
+     never verifies under the page's name.
 
 A page: queued -> being written -> stored, present (the store had it), or failed; all that wait fail with one that the
 library does not answer for.
@@ -229,17 +229,18 @@ class Writes:
         self._done(list(zip(pages, outcomes, strict=True)))
 
     def _write(self, batch: list[Waiting]) -> list[str]:
-        values = self._made(batch)
         there = self._values.present([page.name for page in batch])
+        new = self._made([page for page, is_there in zip(batch, there, strict=True) if not is_there])
         with self._changed:
             if self._given_up is batch:
                 return [FAILED] * len(batch)
-        new = [value for value, is_there in zip(values, there, strict=True) if not is_there]
         written = iter(self._values.write(new) if new else ())
         return [PRESENT if is_there else STORED if next(written) else FAILED for is_there in there]
 
     def _made(self, pages: Sequence[Waiting]) -> list[Value]:
         """The values of pages in one memory, their headers in the header buffer."""
+        if not pages:
+            return []
         value_format, header_buffer, first = self._value_format, self._header_buffer, pages[0]
         keys, offsets = [page.key for page in pages], [page.offset for page in pages]
         layers = [

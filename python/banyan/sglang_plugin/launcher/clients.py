@@ -26,7 +26,7 @@ from banyan.planner import asked
 from banyan.routing import POLICIES, hint
 from banyan.sglang_plugin import prompt_refusals, runtime
 from banyan.sglang_plugin.launcher import adapters, taken_ids
-from banyan.sglang_plugin.prompt_refusals import MOST_AT_A_PLACE, MOST_AT_A_PLACE_OF_PAIRS, BadRequest
+from banyan.sglang_plugin.prompt_refusals import MOST_AT_A_PLACE, MOST_TOP_OF_PAIRS, BadRequest
 
 OWN_PREFIX = "banyan."
 MAX_ACTIONS = 64
@@ -61,10 +61,16 @@ def admit(obj: Any, request: Any, manager: Any) -> None:
     """
     with refusing(obj):
         _check(obj, manager)
-        if request is not None and getattr(request, "scope", {}).get("path") not in HEALTH_PATHS:
+        if request is not None and not asks_for_health(request):
             _check_ids_are_no_checks(obj.rid)
             for field in ("image_data", "video_data", "audio_data"):
                 _check_media(field, getattr(obj, field, None))
+
+
+def asks_for_health(request: Any) -> bool:
+    """Whether the server asks itself, on the route of a check of its health."""
+    scope: dict[str, Any] = getattr(request, "scope", {})
+    return scope.get("path", "").removeprefix(scope.get("root_path", "")) in HEALTH_PATHS
 
 
 @contextlib.contextmanager
@@ -99,7 +105,7 @@ def before_validate_one_request(manager: Any, obj: Any, input_ids: Sequence[int]
         obj,
         manager.model_config.vocab_size,
         num_prompt_tokens=len(input_ids or ()),
-        most_at_a_place=MOST_AT_A_PLACE_OF_PAIRS if is_of_a_pair else MOST_AT_A_PLACE,
+        most_top=MOST_TOP_OF_PAIRS if is_of_a_pair else MOST_AT_A_PLACE,
     )
     sampling = getattr(obj, "sampling_params", None)
     if isinstance(sampling, dict):
@@ -143,7 +149,6 @@ def _check(obj: Any, manager: Any) -> None:
         # SGLang enters it itself. It is a part of the keys of an adapter's pages.
         raise BadRequest("lora_id: ask for an adapter with lora_path")
     _check_id(obj)
-    _check_turn(getattr(obj, "session_params", None))
     if getattr(obj, "mm_hashes", None) and getattr(obj, "cache_salt", None):
         # Ranks keep what images become by that name alone. A client that is kept apart names them to itself only.
         obj.mm_hashes = None
@@ -169,13 +174,6 @@ def _check_ids_are_no_checks(rid: Any) -> None:
     for one in rid if isinstance(rid, list) else [rid]:
         if isinstance(one, str) and one.startswith(HEALTH_ID):
             raise BadRequest(f"rid: {HEALTH_ID} begins those of the server's own checks")
-
-
-def _check_turn(session: Any) -> None:
-    """Of one of SGLang's sessions. Without a name of a turn it ends the rank while it clears them all."""
-    for one in session if isinstance(session, list) else [session]:
-        if isinstance(one, dict) and one.get("replace") and not one.get("rid"):
-            raise BadRequest("session_params: replace needs the rid of the turn that is replaced")
 
 
 def _check_media(field: str, media: Any) -> None:

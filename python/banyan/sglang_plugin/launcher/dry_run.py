@@ -44,8 +44,8 @@ class _Notes(logging.Handler):
 
 def _is_in_file(arguments: Sequence[str]) -> bool:
     """Whether the file of flags that they name turns Banyan on. What is wrong with it SGLang says."""
-    words = [part for word in arguments for part in word.split("=", 1)]
-    for flag, file in pairwise(words):
+    # SGLang passes over one that is joined to its file by "=".
+    for flag, file in pairwise(arguments):
         if flag == "--config":
             with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
                 flags = yaml.safe_load(Path(file).read_text())
@@ -72,7 +72,7 @@ def examine(arguments: Sequence[str]) -> dict[str, Any]:
         lines = printed.getvalue().splitlines()
         said["refused"] = [line.removeprefix(runtime.REFUSED) for line in lines if line.startswith(runtime.REFUSED)]
         # argparse ends with the line that says what is wrong.
-        said["failed"] = [] if said["refused"] else lines[-1:]
+        said["failed"] = [] if said["refused"] else lines[-1:] or ["SGLang prints something and ends"]
     except Exception as error:  # noqa: BLE001 - whatever SGLang raises over its arguments is the answer
         said["failed"] = [f"{type(error).__name__}: {error}".replace("\n", " ")]
     finally:

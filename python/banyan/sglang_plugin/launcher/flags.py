@@ -6,16 +6,20 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import logging
+import os
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from banyan import SGLANG_VERSION, _native, config, faults
 from banyan import feature_list as features
-from banyan.config import DEFAULT_POLICY, LEVEL_POLICY, Config
+from banyan.config import ARENA_FOLDER, DEFAULT_POLICY, LEVEL_POLICY, Config
 from banyan.feature import Asked
 from banyan.layout import Layout
+from banyan.mounts import type_of
+from banyan.owner import look_at_folder
 from banyan.refusals import (
     MAX_SLOTS,
     ServerFacts,
@@ -30,7 +34,7 @@ from banyan.refusals.kinds import KindFacts
 from banyan.refusals.models import ModelFacts
 from banyan.refusals.modes import ModeFacts, mode_refusals
 from banyan.refusals.speculation import DraftFacts
-from banyan.refusals.start import fault_refusal, store_refusal
+from banyan.refusals.start import fault_refusal, kept_arena_refusal, store_refusal
 from banyan.refusals.tenant_server import TenantFacts, file_refusal, misfit_refusal, tenant_refusals
 from banyan.sglang_plugin import last_words, runtime, seams
 from banyan.sglang_plugin.launcher import cpu_engine, tenant_salts
@@ -126,6 +130,7 @@ def _turn_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
     reasons = [*refusals(facts(args, wanted, layout)), *mode_refusals(modes(args))] if wanted.shares else []
     reasons += [
         *_store_refusals(wanted),
+        *_kept_arena_refusals(wanted),
         *_tenant_refusals(wanted, args),
         *features.lines(asked_of(args, wanted, layout)),
     ]
@@ -264,6 +269,21 @@ def _tenant_refusals(wanted: Config, args: Any) -> list[str]:
     except (OSError, ValueError) as error:
         return [file_refusal(path=wanted.tenant_secret_file, error=error)]
     return tenant_refusals(facts)
+
+
+def _kept_arena_refusals(wanted: Config) -> list[str]:
+    """What can be said of its folder before the weights are loaded. Writes nothing."""
+    if not (wanted.keep_host_arena and wanted.shares):
+        return []
+    try:
+        nearest = look_at_folder(Path(wanted.keep_host_arena) / ARENA_FOLDER, "--banyan-keep-host-arena")
+        kind = type_of(Path("/proc/mounts").read_text(), os.path.realpath(nearest))
+    except (OSError, ValueError) as error:
+        return [kept_arena_refusal(folder=wanted.keep_host_arena, error=error)]
+    if kind in ("tmpfs", "unknown"):
+        return []
+    on_a_disk = f"{nearest} does not lie on tmpfs, but on {kind}: a disk would write it out all the time"
+    return [kept_arena_refusal(folder=wanted.keep_host_arena, error=on_a_disk)]
 
 
 def _store_refusals(wanted: Config) -> list[str]:

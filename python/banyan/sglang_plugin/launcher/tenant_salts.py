@@ -127,7 +127,7 @@ def _is_own(request: Any, manager: Any) -> bool:
     """Whether no client asks. A warm-up comes by HTTP, before the server takes requests."""
     if request is None or manager.server_status is ServerStatus.Starting:
         return True
-    return request.scope.get("path") in clients.HEALTH_PATHS
+    return clients.asks_for_health(request)
 
 
 def _salts(salt: str, said: Any) -> str | list[str]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,9 @@ from banyan.sglang_plugin.prompt_refusals import BadRequest
 
 MOST_ARGUMENTS = 16
 """The pattern by which SGLang looks for calls takes twice as long for each more where it finds none."""
+
+MOST_BRACKETS, MOST_CHARACTERS = 8, 1 << 16
+"""Of a text with more arguments: each of the first that open is tried with each of the last that close."""
 
 
 def before_template(serving: Any, asked: Any, *args: Any, **named: Any) -> None:
@@ -31,21 +35,34 @@ def before_template(serving: Any, asked: Any, *args: Any, **named: Any) -> None:
 
 def around_search(original: Callable[..., Any], detector: Any, text: str, *tools: Any) -> Any:
     """Whether there are calls in a text, or what is left of it and the calls."""
-    if runtime.config() is None or not _takes_years(text):
+    if runtime.config() is None or text.count("=") <= MOST_ARGUMENTS:
         return original(detector, text, *tools)
-    return StreamingParseResult(normal_text=text, calls=[]) if tools else False
+    # As SGLang cleans it.
+    text = text.strip().replace("<|python_start|>", "").replace("<|python_end|>", "")
+    found = _calls_in(text)
+    if found is None:
+        return StreamingParseResult(normal_text=text, calls=[]) if tools else False
+    result = original(detector, text[found], *tools)
+    if tools:
+        result.normal_text = text[: found.start] + result.normal_text + text[found.stop :]
+    return result
 
 
-def _takes_years(text: str) -> bool:
-    """Whether there is no list of calls in it, and much that looks like arguments. Where the list ends behind a call,
-    SGLang's pattern is through at once."""
-    if text.count("=") <= MOST_ARGUMENTS:
-        return False
-    calls = text[text.find("[") : text.rfind("]") + 1] if "[" in text else ""
+def _calls_in(text: str) -> slice | None:
+    """Where a list of calls stands, the longest that begins first. SGLang's pattern is through it at once."""
+    begins = [place.start() for place in re.finditer(r"\[", text)][:MOST_BRACKETS]
+    ends = [place.end() for place in re.finditer(r"\)\s*\]", text)][-MOST_BRACKETS:]
+    for begin in begins if len(text) <= MOST_CHARACTERS else ():
+        for end in reversed(ends):
+            if end > begin and _is_list_of_calls(text[begin:end]):
+                return slice(begin, end)
+    return None
+
+
+def _is_list_of_calls(text: str) -> bool:
     try:
-        tree = ast.parse(calls)
+        tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return True
+        return False
     found = getattr(tree.body[0], "value", None) if len(tree.body) == 1 else None
-    is_list = isinstance(found, ast.List) and all(isinstance(one, ast.Call) for one in found.elts)
-    return not (is_list and calls[:-1].rstrip().endswith(")"))
+    return isinstance(found, ast.List) and all(isinstance(one, ast.Call) for one in found.elts)

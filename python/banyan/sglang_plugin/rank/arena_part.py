@@ -10,7 +10,7 @@ from pathlib import Path
 
 from banyan import _native
 from banyan.arena.sizing import COMMITTED_POOLS, GROWING_POOLS, auto_size
-from banyan.config import Config
+from banyan.config import ARENA_FOLDER, Config
 from banyan.layout import BlockGeometry, MemberSlots
 from banyan.refusals import arena_room_refusal
 from banyan.sglang_plugin import runtime
@@ -44,7 +44,7 @@ class ArenaPart:
         if not folder:
             return arena_memory.allocate(num_bytes, self.block)
         return arena_memory.keep(
-            Path(folder),
+            Path(folder) / ARENA_FOLDER,
             self.member_slots.part,
             num_parts=self.member_slots.num_parts,
             num_bytes=num_bytes,

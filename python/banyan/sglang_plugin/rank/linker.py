@@ -78,7 +78,13 @@ class BanyanLinker(Rank, UnifiedCacheLinker):
         self._num_passed_over = 0
         times.time_control(self, "linker", ENTRIES)
         super().__init__(parts)
-        report.start(self, enable_metrics=server_args.enable_metrics, labels=self._labels())
+        report.start(
+            self,
+            # What a decode server tells of prompts its prefill server has found, and counted.
+            counts_prompts=getattr(server_args, "disaggregation_mode", "null") != "decode",
+            enable_metrics=server_args.enable_metrics,
+            labels=self._labels(),
+        )
         self._cannot_raise()
         _installed = self
 

@@ -41,6 +41,7 @@ def around_handle_request(original: Callable[..., None], scheduler: Any, asked: 
         _refuse(scheduler, asked, memory_commands.OUT, HTTPStatus.SERVICE_UNAVAILABLE)
         return
     try:
+        _check_turn(scheduler, asked)
         if get_serving().smg_grpc_mode:
             check_tokenized(asked, scheduler.model_config.vocab_size)
         original(scheduler, asked, *args, **named)
@@ -49,6 +50,20 @@ def around_handle_request(original: Callable[..., None], scheduler: Any, asked: 
         # Both hold a client's text, of any length and with any line ends.
         logger.warning("banyan: request %.128r is refused: %.1024r", asked.rid, message)
         _refuse(scheduler, asked, message, HTTPStatus.BAD_REQUEST)
+
+
+def _check_turn(scheduler: Any, asked: Any) -> None:
+    """SGLang clears the turns of a session while it goes through them, and ends at the second step.
+
+    Raises:
+        ValueError: for one that replaces all of them.
+    """
+    turn = getattr(asked, "session_params", None)
+    if turn is None or not getattr(turn, "replace", False) or getattr(turn, "rid", None) is not None:
+        return
+    session = scheduler.session_controller.get(turn.id)
+    if session is not None and session.req_nodes:
+        raise ValueError("session_params: replace needs the rid of the turn that is replaced")
 
 
 def _refuse(scheduler: Any, asked: Any, message: str, status: HTTPStatus) -> None:

@@ -20,6 +20,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -175,7 +176,7 @@ class KeptPieces:
                 self._driver,
                 address=memory.address,
                 num_bytes=memory.num_bytes,
-                register=self._register,
+                register=partial(self._register, memory.address),
                 name=name,
                 pinned=self._pinned,
             )
@@ -184,9 +185,10 @@ class KeptPieces:
         kept.num_users += 1
         return kept.pieces
 
-    def _register(self, address: int, num_bytes: int) -> int:
-        """A peer's memory, as long as forwards have room beside its page tables."""
-        if self._driver.free_bytes() < LEAST_FREE_BYTES:
+    def _register(self, first: int, address: int, num_bytes: int) -> int:
+        """A peer's memory, as long as forwards have room beside its page tables. Without its ``first`` piece, which
+        takes little, it would not be opened, and not be tried again."""
+        if address != first and self._driver.free_bytes() < LEAST_FREE_BYTES:
             raise DriverError("cuMemHostRegister", f"less than {LEAST_FREE_BYTES >> 20} MiB of the device are free")
         return self._driver.register_host_reading(address, num_bytes)
 

@@ -23,6 +23,11 @@ impl StoreError {
         }
     }
 
+    /// Whether it is of the moment.
+    pub fn passes(&self) -> bool {
+        matches!(self, Self::System { cause, .. } if passes(cause))
+    }
+
     pub fn is_no_space(&self) -> bool {
         matches!(self, Self::System { cause, .. } if is_no_space(cause))
     }

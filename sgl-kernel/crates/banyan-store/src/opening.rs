@@ -55,6 +55,8 @@ fn adopt(stripe: &Stripe, wanted: &Wanted<'_>) -> Result<Option<(Recovered, Lock
         match take_over(stripe, wanted, shelf) {
             Ok(None) => {}
             Ok(taken) => return Ok(taken),
+            // It says nothing about the shelf, which would be the first to go.
+            Err(error) if error.passes() || error.is_no_space() => return Err(error),
             // One that cannot be read is nobody's reason not to start.
             Err(error) => pass_over(shelf, &error),
         }

@@ -216,7 +216,16 @@ fn is_mount_point(directory: &Path, fstab: &str) -> bool {
         || lines.any(|line| {
             line.split_whitespace()
                 .nth(1)
-                .is_some_and(|point| directory == Path::new(point))
+                .is_some_and(|point| directory == Path::new(&unescaped(point)))
+        })
+}
+
+/// `fstab` writes spaces, tabs, newlines and backslashes as numbers.
+fn unescaped(point: &str) -> String {
+    [("040", " "), ("011", "\t"), ("012", "\n"), ("134", "\\")]
+        .iter()
+        .fold(point.to_owned(), |text, (number, meant)| {
+            text.replace(&format!("\\{number}"), meant)
         })
 }
 

@@ -165,3 +165,11 @@ def test_prompt_when_a_client_asks_for_no_token_then_it_is_counted(sharing, monk
     monkeypatch.setattr(report, "_linker", lambda: rank)
     told(None, SimpleNamespace(origin_input_ids=range(400), sampling_params=SamplingParams(max_new_tokens=0)))
     assert rank.counters.prompt_tokens == 400
+
+
+def test_prompt_when_a_decode_server_is_told_what_its_prefill_server_found_then_it_counts_nothing(sharing, monkeypatch):
+    rank = rank_that_counts()
+    monkeypatch.setattr(report, "_linker", lambda: rank)
+    monkeypatch.setattr(report, "_counts_prompts", False)
+    told({"device": 384, "host": 0}, SimpleNamespace(origin_input_ids=range(400)))
+    assert (rank.counters.prompt_tokens, rank.counters.own_tokens) == (0, 0)

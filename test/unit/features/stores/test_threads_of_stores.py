@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from banyan import _native
+from banyan.features.stores import workers as workers_module
 from banyan.features.stores.asked_values import AskedValues
 from banyan.features.stores.watch import Watch
 from banyan.features.stores.workers import Workers
@@ -96,3 +97,22 @@ def test_workers_when_one_hangs_then_who_closes_is_not_held_up_and_what_waits_do
     goes_on.set()
     workers._threads[0].join(5)
     assert begun == [1] and not workers._threads[0].is_alive()
+
+
+def test_workers_when_there_is_no_second_thread_to_be_had_then_the_first_does_all(monkeypatch):
+    left, started = [1], workers_module.start_thread
+
+    def start(*args, **named):
+        if not left:
+            raise RuntimeError("can't start new thread")
+        left.pop()
+        return started(*args, **named)
+
+    monkeypatch.setattr(workers_module, "start_thread", start)
+    workers, done = Workers(2, name="banyan-test", feature="a test"), []
+    for number in range(3):
+        workers.submit(lambda number=number: done.append(number))
+    until(lambda: len(done) == 3)
+    workers.close(5.0)
+    with pytest.raises(RuntimeError):
+        Workers(2, name="banyan-test", feature="a test").submit(list)

@@ -21,10 +21,14 @@ _exporter: _Exporter | None = None
 FLUSH_PERIOD_S = 1.0
 
 
-def start(linker: Any, *, enable_metrics: bool, labels: dict[str, str]) -> None:
-    """Report this linker's numbers from now on."""
-    global _exporter, _linker
+_counts_prompts = True
+
+
+def start(linker: Any, *, counts_prompts: bool, enable_metrics: bool, labels: dict[str, str]) -> None:
+    """Report this linker's numbers from now on. ``counts_prompts``: what SGLang tells of them was found here."""
+    global _exporter, _linker, _counts_prompts
     _linker = weakref.ref(linker)
+    _counts_prompts = counts_prompts
     if enable_metrics:
         _exporter = _Exporter(linker, labels)
 
@@ -121,6 +125,8 @@ def _count_once(details: dict[str, Any], req: Any) -> None:
     if linker is None or getattr(req, "banyan_is_counted", False) or _is_ahead_of_samples(req):
         return
     req.banyan_is_counted = True
+    if not _counts_prompts:
+        return
     tiers = _by_tier(details, req)
     linker.counters.count_prompt(
         len(req.origin_input_ids),
