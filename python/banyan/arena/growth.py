@@ -21,8 +21,8 @@ logger = logging.getLogger("banyan")
 STEP_BYTES = 64 << 20
 """Taken at once: some 3,000 tokens of a small model, and 16,384 page faults of 4 KiB at worst."""
 
-REST_NS = 2_000_000_000
-"""Until the machine is asked again after it had no room."""
+REST_NS, MOST_REST_NS = 2_000_000_000, 64_000_000_000
+"""Until the machine is asked again after it had no room: at first, and when it has had none again and again."""
 
 
 class Growth:
@@ -60,6 +60,7 @@ class Growth:
         self._taking: Future[int] | None = None
         self._rests_until_ns = clock()
         self._said = False
+        self._rest_ns = REST_NS
         self.num_backed = num_backed
         self.num_refused = 0
 
@@ -99,12 +100,15 @@ class Growth:
         num_new = 0 if error is not None else taken.result()
         if num_new == 0:
             self._rest(error)
+        else:
+            self._rest_ns = REST_NS
         self.num_backed += num_new
         return num_new
 
     def _rest(self, error: BaseException | None) -> None:
         self.num_refused += 1
-        self._rests_until_ns = self._clock() + REST_NS
+        self._rests_until_ns = self._clock() + self._rest_ns
+        self._rest_ns = min(2 * self._rest_ns, MOST_REST_NS)
         if not self._said:
             reason = "the machine's free memory is for others" if error is None else str(error)
             logger.warning("banyan: host arena stays at %d frames for now: %s", self.num_backed, reason)

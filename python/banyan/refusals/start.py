@@ -69,6 +69,14 @@ def kept_arena_refusal(*, folder: object, error: object) -> str:
     )
 
 
+def device_memory_refusal(error: object) -> str:
+    """The line for a device that takes no memory of the host at all."""
+    return (
+        f"the driver lets no memory of the host be registered ({error}), by which copies tell their end: use "
+        "--banyan-share off"
+    )
+
+
 def pinning_refusal(error: object) -> str:
     """The line for a host arena that the driver does not pin."""
     return f"the host arena cannot be pinned ({error}): lower --banyan-host-gb or start without it"

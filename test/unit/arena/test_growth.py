@@ -3,7 +3,7 @@ from concurrent.futures import Executor, Future
 
 import pytest
 
-from banyan.arena.growth import REST_NS, Growth
+from banyan.arena.growth import MOST_REST_NS, REST_NS, Growth
 
 
 class Later(Executor):
@@ -119,6 +119,21 @@ def test_poll_when_the_system_has_no_thread_left_then_the_part_stays_as_it_is_an
         short.setattr(later, "submit", submit)
         assert growth.poll(0) == 0 and growth.num_refused == 1
     machine.now_ns = REST_NS
+    growth.poll(0)
+    later.work()
+    assert growth.poll(0) == 10
+
+
+def test_poll_when_the_machine_has_no_room_for_long_then_it_is_asked_ever_more_rarely(rig):
+    growth, machine, later = rig
+    machine.room = False
+    for seconds in range(600):
+        machine.now_ns = seconds * 10**9
+        growth.poll(0)
+        if later.steps:
+            later.work()
+    assert growth.num_refused <= 16
+    machine.room, machine.now_ns = True, machine.now_ns + MOST_REST_NS
     growth.poll(0)
     later.work()
     assert growth.poll(0) == 10

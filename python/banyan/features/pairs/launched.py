@@ -15,7 +15,8 @@ logger = logging.getLogger("banyan")
 def launched(asked: Asked) -> None:
     role, wanted = Role(asked.disaggregation_mode), asked.config
     marks = {"dscp": wanted.dscp, "ib_service_level": wanted.ib_service_level}
-    config.inherit(environment(role, on_gpu=asked.device != "cpu", **marks))
+    transfer = str(getattr(asked.args, "disaggregation_transfer_backend", "nixl"))
+    config.inherit(environment(role, on_gpu=asked.device != "cpu", transfer=transfer, **marks))
     if wanted.shares:
         _take_role(role, asked)
 

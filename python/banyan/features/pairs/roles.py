@@ -59,9 +59,14 @@ def weights_refusal(prefill_server: str) -> str:
 
 
 def environment(
-    role: Role, *, on_gpu: bool, dscp: int | None = None, ib_service_level: int | None = None
+    role: Role,
+    *,
+    on_gpu: bool,
+    transfer: str = "nixl",
+    dscp: int | None = None,
+    ib_service_level: int | None = None,
 ) -> Mapping[str, str]:
-    """What the server's processes inherit, where the user has set nothing else."""
+    """What the server's processes inherit, where the user has set nothing else. ``transfer``: what hands pages over."""
     variables: dict[str, str] = {}
     if role.is_paired and dscp is not None:
         # RoCE's traffic class is the byte that has the DSCP in its upper six bits.
@@ -70,9 +75,10 @@ def environment(
         variables |= dict.fromkeys(SERVICE_LEVEL, str(ib_service_level))
     if role is Role.DECODE:
         variables["SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT"] = str(DEFERRED_RELEASE_S)
-    if role.is_paired and not on_gpu:
-        # SGLang orders an early send behind the forward by a CUDA event.
+    if (role is Role.PREFILL and transfer == "nixl") or (role.is_paired and not on_gpu):
+        # SGLang orders an early send behind the forward by a CUDA event, for which its senders by NIXL do not wait.
         variables["SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX"] = "0"
+    if role.is_paired and not on_gpu:
         # Its eight threads are for network cards; here they would take the cores that compute.
         variables["SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS"] = '{"num_threads": "1"}'
     return variables

@@ -17,7 +17,7 @@ from banyan.sglang_plugin import runtime
 from banyan.transport.capability import DeviceFacts, Route, RouteChoice, choose_route
 from banyan.transport.cuda_ipc.driver import CudaDriver, DriverError
 from banyan.transport.cuda_ipc.gpu_io import GpuIo
-from banyan.transport.cuda_ipc.host_pieces import HostPieces, Pinned
+from banyan.transport.cuda_ipc.host_pieces import HostPieces, Pinned, look_at_room
 from banyan.transport.cuda_ipc.leases import LeaseWord
 
 logger = logging.getLogger("banyan")
@@ -91,6 +91,8 @@ def pin_arena(
     address = _start_of(arena)
 
     def register(start: int, size: int) -> int:
+        if start != address:
+            look_at_room(driver)
         arena.back(start - address, size)
         return driver.register_host(start, size)
 

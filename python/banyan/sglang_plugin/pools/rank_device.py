@@ -15,10 +15,13 @@ from dataclasses import replace
 from typing import Any
 
 from banyan.config import Config
+from banyan.refusals.start import device_memory_refusal
+from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.device_offloads import DeviceOffloads
 from banyan.sglang_plugin.pools.device_start import open_driver, open_ends
 from banyan.sglang_plugin.pools.readback_order import ReadbackOrder
 from banyan.transport.cuda_ipc.copy_stream import CopyStreams, open_copy_streams
+from banyan.transport.cuda_ipc.driver import DriverError
 from banyan.transport.cuda_ipc.host_pieces import KeptPieces, Pinned
 from banyan.transport.cuda_ipc.peers import CudaPeers
 
@@ -35,7 +38,11 @@ class RankDevice:
         """``pools`` are all that the rank has. Refuses where there is no driver."""
         self.driver = open_driver()
         self.readback_stream, self.backup_stream = self.driver.create_stream(), self.driver.create_stream()
-        self.backup_ends = open_ends(self.driver)
+        try:
+            self.backup_ends = open_ends(self.driver)
+        except DriverError as error:
+            # The first memory of the host that the device is to know.
+            runtime.refuse(device_memory_refusal(error))
         self.order = ReadbackOrder()
         self.offloads = DeviceOffloads(
             self.driver,

@@ -38,6 +38,16 @@ KEEP_S = 60.0
 LEAST_FREE_BYTES = 256 << 20
 """Of the device. A forward that finds no memory ends the server; pages that are not had are computed."""
 
+
+def look_at_room(driver: CudaDriver) -> None:
+    """
+    Raises:
+        DriverError: where the device has no room for page tables beside what forwards need.
+    """
+    if driver.free_bytes() < LEAST_FREE_BYTES:
+        raise DriverError("cuMemHostRegister", f"less than {LEAST_FREE_BYTES >> 20} MiB of the device are free")
+
+
 Identity = tuple[int, int]
 
 
@@ -188,8 +198,8 @@ class KeptPieces:
     def _register(self, first: int, address: int, num_bytes: int) -> int:
         """A peer's memory, as long as forwards have room beside its page tables. Without its ``first`` piece, which
         takes little, it would not be opened, and not be tried again."""
-        if address != first and self._driver.free_bytes() < LEAST_FREE_BYTES:
-            raise DriverError("cuMemHostRegister", f"less than {LEAST_FREE_BYTES >> 20} MiB of the device are free")
+        if address != first:
+            look_at_room(self._driver)
         return self._driver.register_host_reading(address, num_bytes)
 
     def give_back(self, identity: Identity) -> None:

@@ -26,11 +26,17 @@ def test_environment_when_pages_may_be_written_late_then_a_decode_server_holds_t
     assert RELEASE not in environment(Role.PREFILL, on_gpu=True)
 
 
+def test_environment_when_senders_do_not_wait_for_the_forward_then_nothing_is_sent_early():
+    assert environment(Role.PREFILL, on_gpu=True, transfer="nixl")[EARLY_SEND] == "0"
+    assert EARLY_SEND not in environment(Role.PREFILL, on_gpu=True, transfer="mooncake")
+    assert EARLY_SEND not in environment(Role.DECODE, on_gpu=True, transfer="nixl")
+
+
 def test_environment_when_there_is_no_gpu_then_no_early_send_and_one_thread():
     variables = environment(Role.PREFILL, on_gpu=False)
     assert variables[EARLY_SEND] == "0"
     assert variables["SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS"] == '{"num_threads": "1"}'
-    assert EARLY_SEND not in environment(Role.PREFILL, on_gpu=True)
+    assert environment(Role.DECODE, on_gpu=False)[EARLY_SEND] == "0"
 
 
 @pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
