@@ -75,7 +75,8 @@ def store_command(args: argparse.Namespace) -> int:
     else:
         for name, value in result.items():
             print(f"{name}: {value}")
-    return 0
+    # What is told is not all there is: a line for each shelf says why.
+    return UNREPAIRED if result.get("num_unreadable_shelves") else CLEAN
 
 
 def _asked(args: argparse.Namespace) -> dict[str, Any]:
@@ -117,6 +118,7 @@ def _totals(survey: dict[str, Any]) -> dict[str, Any]:
         "num_records": survey["num_records"],
         "used_bytes": survey["used_bytes"],
         "num_shelves": len(shelves),
+        "num_unreadable_shelves": survey["num_unreadable_shelves"],
         "num_shelves_in_use": sum(shelf["is_in_use"] for shelf in shelves),
         "num_places": sum(shelf["num_places"] for shelf in shelves),
         "num_segments": sum(shelf["num_segments"] for shelf in shelves),

@@ -70,6 +70,15 @@ def test_store_when_listed_then_shelves_and_totals(path: Path, capsys) -> None:
     assert "3 of" in capsys.readouterr().out
 
 
+def test_store_when_a_shelf_cannot_be_read_then_the_status_says_that_there_is_more(path: Path, capsys) -> None:
+    (manifest,) = path.glob("**/manifest*")
+    manifest.unlink()
+    manifest.mkdir()
+    status, totals = run(capsys, "store", "stat", path)
+    assert (status, totals["num_records"], totals["num_unreadable_shelves"]) == (4, 0, 1)
+    assert run(capsys, "store", "ls", path)[0] == 4
+
+
 def test_evict_when_a_shelf_is_in_use_then_it_stays(path: Path, capsys) -> None:
     shelf = run(capsys, "store", "ls", path)[1]["shelves"][0]["shelf"]
     store = Store.open([str(path)], b"n" * 32, [FRAME_BYTES], quota_bytes=4 << 20, floor_bytes=0)

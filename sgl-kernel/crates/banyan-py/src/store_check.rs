@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use banyan_store::check::{self, Report, ShelfReport, Treatment};
+use banyan_store::check::{self, Report, ShelfReport, Survey, Treatment};
 use banyan_store::directory::Stripe;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -57,12 +57,16 @@ fn report_to_py<'py>(py: Python<'py>, report: &Report) -> PyResult<Bound<'py, Py
 #[pyfunction]
 pub fn store_survey<'py>(py: Python<'py>, paths: Vec<PathBuf>) -> PyResult<Bound<'py, PyDict>> {
     let surveyed = py.detach(|| check::survey(&Stripe::open(&paths)?));
-    let shelves = surveyed.map_err(to_py)?;
+    let Survey {
+        shelves,
+        num_unreadable,
+    } = surveyed.map_err(to_py)?;
     let rows = shelves.iter().map(|shelf| shelf_to_py(py, shelf));
     let result = PyDict::new(py);
     let sum = |count: fn(&ShelfReport) -> u64| shelves.iter().map(count).sum::<u64>();
     result.set_item("num_records", sum(|shelf| shelf.num_records))?;
     result.set_item("used_bytes", sum(|shelf| shelf.used_bytes))?;
+    result.set_item("num_unreadable_shelves", num_unreadable)?;
     result.set_item("shelves", rows.collect::<PyResult<Vec<_>>>()?)?;
     Ok(result)
 }

@@ -60,16 +60,25 @@ pub enum Treatment {
     Repair,
 }
 
-/// A shelf that cannot be read is passed over.
-pub fn survey(stripe: &Stripe) -> Result<Vec<ShelfReport>> {
-    let mut reports = Vec::new();
+/// What lies in a store. A shelf that cannot be read is passed over, and counted.
+#[derive(Debug, Default)]
+pub struct Survey {
+    pub shelves: Vec<ShelfReport>,
+    pub num_unreadable: u64,
+}
+
+pub fn survey(stripe: &Stripe) -> Result<Survey> {
+    let mut found = Survey::default();
     for shelf in stripe.shelves()? {
         match survey_shelf(stripe, shelf) {
-            Ok(report) => reports.extend(report),
-            Err(error) => pass_over(shelf, &error),
+            Ok(report) => found.shelves.extend(report),
+            Err(error) => {
+                pass_over(shelf, &error);
+                found.num_unreadable += 1;
+            }
         }
     }
-    Ok(reports)
+    Ok(found)
 }
 
 fn survey_shelf(stripe: &Stripe, shelf: ShelfId) -> Result<Option<ShelfReport>> {

@@ -232,7 +232,7 @@ impl Trial {
         };
         println!(
             "survey: {:?}",
-            check::survey(&stripe).map(|shelves| shelves.len())
+            check::survey(&stripe).map(|found| found.shelves.len())
         );
         let treatment = match self.dice.roll(3) {
             0 => Treatment::Repair,
