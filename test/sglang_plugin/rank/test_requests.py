@@ -63,3 +63,13 @@ def test_keys_when_a_cache_namespace_is_no_unicode_then_there_are_none_and_the_r
     assert requests.prompt_keys(requests.id_of(req), PAGE) is None
     rank.arrive(requests.id_of(req))
     assert faults.counts() == before
+
+
+def test_lasting_when_the_latest_request_s_pages_come_then_no_other_one_is_hashed(monkeypatch):
+    held = [Req(f"r{number}", origin_input_ids=[number] * 4 * PAGE) for number in range(50)]
+    hashed, grown = [], requests._grown_keys
+    monkeypatch.setattr(requests, "_grown_keys", lambda req, tokens: hashed.append(req.rid) or grown(req, tokens))
+    key = grown(held[-1], PAGE)[0]
+    assert requests.is_lasting(key, PAGE) and requests.is_lasting(key, PAGE)
+    assert hashed == ["r49"]
+    assert not requests.is_lasting("no page's", PAGE)

@@ -204,7 +204,11 @@ def is_of_this_server(request: str) -> bool:
 
 def is_lasting(key: str, page_tokens: int) -> bool:
     """Whether this is the key of a page of a request that is under way, and means the same to the next server."""
-    return any(_is_lasting(req) and key in _known_keys(req, page_tokens) for req in list(_by_id.values()))
+    # Pages come most often of the latest, and what was hashed before is a request's for ever.
+    lasting = [req for req in reversed(list(_by_id.values())) if _is_lasting(req)]
+    if any(key in req.banyan_known_keys[1] for req in lasting if hasattr(req, "banyan_known_keys")):
+        return True
+    return any(key in _known_keys(req, page_tokens) for req in lasting)
 
 
 def _known_keys(req: Any, page_tokens: int) -> frozenset[str]:
