@@ -36,7 +36,7 @@ AT_START = {
 OTHER_MODES = {
     *("28-window-reserve", "32-state-filled", "32-window-filled", "36-prefill-forwards", "37-decode-completions"),
     *("37-decode-match", "55-embedding-forward", "63-gated-norm", "63-shared-gate", "63-track-decode"),
-    *("15-image-numbers", "56-arena-events", "65-last-slot"),
+    *("15-image-numbers", "35-awaited-adapters", "56-arena-events", "65-last-slot"),
 }
 """Of models and servers that this one is not."""
 
@@ -85,7 +85,10 @@ def failures(client):
     return counts
 
 
+CALLS = {"tool_call_parser": "pythonic", "tools": [{"type": "function", "function": {"name": "a"}}]}
 CONTROLS = (
+    ("/parse_function_call", {**CALLS, "text": "[a(b=1)]"}),
+    ("/generate", {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 1, "regex": "a|b"}}),
     ("/v1/messages", {"model": "any", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}),
     ("/banyan/cache", {"action": "list"}),
     ("/release_memory_occupation", {}),
