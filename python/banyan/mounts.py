@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
+
+MOUNTS = Path("/proc/mounts")
 
 _NUMBER = re.compile(r"\\([0-7]{3})")
 

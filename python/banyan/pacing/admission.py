@@ -59,8 +59,7 @@ class WriteAdmission:
 
     def give_back(self, key: PageKey, num_bytes: int) -> None:
         """A page that was admitted is not written after all: it has its bytes and its access again."""
-        if self._budget is not None:
-            self._budget.give_back(num_bytes)
+        self.unspend(num_bytes)
         self._remember(key)
 
     def unspend(self, num_bytes: int) -> None:

@@ -7,18 +7,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 from banyan import _native
 from banyan._native import Store
 from banyan.feature_list import part, store_schemes
-from banyan.mounts import holds, mounted
+from banyan.mounts import MOUNTS, holds, mounted
 from banyan.ports import Asked, KeepingStore, PageStore, SharedOutStore, StoreFound, TellingStore
 from banyan.store.location import FILE, HF3FS, StoreLocation
 
 HF3FS_TYPES = ("fuse.hf3fs", "hf3fs")
-MOUNTS = Path("/proc/mounts")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from banyan import feature_list as features
 from banyan.config import ARENA_FOLDER, DEFAULT_POLICY, LEVEL_POLICY, Config
 from banyan.feature import Asked
 from banyan.layout import Layout
-from banyan.mounts import type_of
+from banyan.mounts import MOUNTS, type_of
 from banyan.owner import look_at_folder
 from banyan.refusals import (
     MAX_SLOTS,
@@ -277,7 +277,7 @@ def _kept_arena_refusals(wanted: Config) -> list[str]:
         return []
     try:
         nearest = look_at_folder(Path(wanted.keep_host_arena) / ARENA_FOLDER, "--banyan-keep-host-arena")
-        kind = type_of(Path("/proc/mounts").read_text(), os.path.realpath(nearest))
+        kind = type_of(MOUNTS.read_text(), os.path.realpath(nearest))
     except (OSError, ValueError) as error:
         return [kept_arena_refusal(folder=wanted.keep_host_arena, error=error)]
     if kind in ("tmpfs", "unknown"):
