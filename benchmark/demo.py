@@ -177,7 +177,8 @@ class Demo:
         """Measure the groups, one after the other. Raises ServerFailed."""
         for stage, labels in enumerate(self._plan.groups, 1):
             self._stage = f"stage {stage} of {len(self._plan.groups)}"
-            repetitions = self._plan.repetitions if "on" in labels else self._plan.stock_repetitions
+            is_compared = not {"off", "on"}.isdisjoint(labels)
+            repetitions = self._plan.repetitions if is_compared else self._plan.stock_repetitions
             self._measure_group(labels, repetitions)
 
     def _measure_group(self, labels: Sequence[str], repetitions: int) -> None:
@@ -314,6 +315,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--output-len", type=int, help="cap on tokens per answer")
     parser.add_argument("--pool-tokens", type=int, help="KV pool of one of the two ranks, in tokens")
     parser.add_argument("--concurrency", type=int, help="conversations at a time")
+    parser.add_argument("--apart", action="store_true", help="one server up at a time: all memory for its pools")
     parser.add_argument("--mode", action="append", choices=("history", "session"), help="default: history")
     parser.add_argument("--dataset", default=GENERATED, help="ShareGPT-format file or its folder, or `generated`")
     parser.add_argument("--model", type=Path, default=DEFAULT_TARGET, help="folder of the checkpoint")
@@ -334,7 +336,8 @@ def plan_of(args: argparse.Namespace) -> DemoPlan:
         if value < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
     modes = {"modes": tuple(dict.fromkeys(args.mode))} if args.mode else {}
-    return DemoPlan(**{**plan.__dict__, **changes, **modes})
+    groups = {"groups": tuple((label,) for group in plan.groups for label in group)} if args.apart else {}
+    return DemoPlan(**{**plan.__dict__, **changes, **modes, **groups})
 
 
 def _describe(args: argparse.Namespace, plan: DemoPlan, workloads: dict[str, Workload]) -> dict[str, Any]:
@@ -344,6 +347,7 @@ def _describe(args: argparse.Namespace, plan: DemoPlan, workloads: dict[str, Wor
         "dataset": args.dataset if args.dataset == GENERATED else file_of(Path(args.dataset)).name,
         "seed": args.seed,
         "page_size": PAGE_SIZE,
+        "one_server_at_a_time": args.apart,
         "mean_prompt_tokens": round(sum(script.prompt_len for script in scripts) / len(scripts)),
         **{
             name: value if name != "modes" else list(value) for name, value in plan.__dict__.items() if name != "groups"

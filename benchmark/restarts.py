@@ -13,6 +13,7 @@ import http.client
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -74,9 +75,7 @@ def run(rounds: int, folder: Path) -> dict[str, Any]:
                 "cached": asking.tokens_from(answers[: len(asked)]),
             }
         )
-    for file in kept.glob("*"):
-        file.unlink()
-    kept.rmdir()
+    shutil.rmtree(kept)
     return {"where": provenance(), "rounds": seen, "is_right": all(map(_is_right, seen))}
 
 

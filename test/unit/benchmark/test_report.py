@@ -164,6 +164,13 @@ def test_plan_when_asked_for_then_sharing_off_and_on_take_turns_and_stock_stands
     assert any("stock" in group for group in plan.groups[:-1])
 
 
+def test_plan_when_servers_stand_apart_then_each_of_them_is_up_alone() -> None:
+    together = plan_of(build_parser().parse_args(["--full"]))
+    apart = plan_of(build_parser().parse_args(["--full", "--apart"]))
+    assert apart.groups == (("single",), ("stock",), ("off",), ("on",))
+    assert [label for group in together.groups for label in group] == [label for (label,) in apart.groups]
+
+
 def test_servers_when_off_and_on_are_compared_then_they_differ_in_sharing_alone() -> None:
     """Placement stays SGLang's on both, and neither names an attention backend: both get Banyan's."""
     specs = server_specs(16_384)

@@ -19,7 +19,7 @@ from itertools import takewhile
 
 from banyan.features.nodes.exported_arena import ExportedArena
 from banyan.features.nodes.limits import Allowance
-from banyan.features.nodes.path_probe import MOST_PROBES_AT_ONCE, PROBES_PER_S, ProbeBytes, ProbeLease
+from banyan.features.nodes.path_probe import MOST_PROBES_AT_ONCE, PROBES_PER_S, TOO_MANY, ProbeBytes, ProbeLease
 from banyan.features.nodes.remote_leases import RemoteLeases
 from banyan.features.nodes.wire import (
     Answer,
@@ -99,7 +99,7 @@ class Lending:
         """Whether or not anything else is lent."""
         with self._lock:
             if not self._probes.take():
-                return Refused(message.number, "too many probes")
+                return Refused(message.number, TOO_MANY)
         lent = self.remote_leases.lend(ProbeLease(), ProbeBytes(message.num_bytes))
         return RemoteLease(message.number, lent.token, port, b"")
 

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from banyan.core import Address
 from banyan.features.nodes.node_connections import NodeConnections
+from banyan.features.nodes.path_probe import PROBES_PER_S, TOO_MANY
 from banyan.features.nodes.tcp import TcpCarrier
 from banyan.features.nodes.wire import (
     MAX_PROBE_BYTES,
@@ -177,7 +178,7 @@ class _Probing:
         Raises:
             OSError: when they do not come.
         """
-        lent = self._asked(lambda number: Probe(number, num_bytes))
+        lent = self._lent(num_bytes)
         if isinstance(lent, Refused):
             raise OSError(f"it refuses: {lent.reason}")
         if not isinstance(lent, RemoteLease):
@@ -195,6 +196,16 @@ class _Probing:
         finally:
             self._connections.send(0, Return(lent.token))
         return took_s
+
+    def _lent(self, num_bytes: int) -> ToBorrower | None:
+        """What a page server says to a probe; one who has just been tried is asked again in a moment."""
+        deadline_s = time.monotonic() + ANSWER_S
+        while True:
+            said = self._asked(lambda number: Probe(number, num_bytes))
+            is_too_soon = isinstance(said, Refused) and said.reason == TOO_MANY
+            if not is_too_soon or time.monotonic() > deadline_s:
+                return said
+            time.sleep(1 / PROBES_PER_S)
 
     def _asked(self, message: Callable[[int], ToPageServer]) -> ToBorrower | None:
         """The answer to a message, if it comes in time."""

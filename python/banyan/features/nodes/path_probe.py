@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 PROBES_PER_S, MOST_PROBES_AT_ONCE = 10, 20
+TOO_MANY = "too many probes"
+"""Why a probe is refused that comes too soon behind others."""
 
 _ZEROS = memoryview(bytes(1 << 20))
 

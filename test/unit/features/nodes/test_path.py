@@ -51,6 +51,14 @@ def test_path_when_nothing_is_lent_yet_then_answers_and_rates_are_known_all_the_
         )
 
 
+def test_path_when_it_is_tried_again_and_again_then_each_try_waits_until_its_probes_are_lent():
+    with page_server() as (address, server):
+        while isinstance(server.lending.answer(Probe(1, 1), port=7), RemoteLease):
+            pass
+        found = try_path(address, KEYS)
+        assert found.bytes_obstacle == "" and len(found.rates) == len(tried.PROBE_BYTES)
+
+
 def test_path_when_the_secret_is_another_then_it_is_not_let_in():
     with page_server() as (address, _):
         assert "does not let this node in" in try_path(address, Keys.of(b"another secret of nobody")).obstacle

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -49,7 +49,13 @@ class Pair:
         self.p = StoreNode(folder)
         self.node = str(self.d.lend(max_pages=max_pages))
         self.p.borrow_from(self.d.page_server.address)
+        self._kinds: dict[str, SourceKind] = {}
+        self._start, self.p.prefetch._start = self.p.prefetch._start, self._note_start
         until(lambda: self.p.borrower.num_listening == 1)
+
+    def _note_start(self, keys, worth, found, start, kind, *more) -> None:
+        self._kinds.update(dict.fromkeys(keys[: found.num_pages], kind))
+        self._start(keys, worth, found, start, kind, *more)
 
     def arrive(self, first_page: int) -> None:
         self.p.arrive("r", keys(*PAGES), 0, all_found, node=self.node, first_page=first_page)
@@ -66,9 +72,16 @@ class Pair:
         assert self.p.cache.admit("r", names, frames(*targets)).runs == offer.runs
         assert self.p.cache.finish(self.p.cache.start())
         assert [self.p.rank.pages(frame) for frame in targets] == self.pages[: offer.num_pages]
-        # What has landed by now is in the arena.
-        runs = [replace(run, kind=SourceKind.STORE) if run.kind is SourceKind.HOST else run for run in offer.runs]
-        return tuple(joined(runs))
+        starts = accumulate((run.num_pages for run in offer.runs), initial=0)
+        pieces = zip(offer.runs, starts, strict=False)
+        return tuple(joined([came for run, start in pieces for came in self._came(run, names[start:])]))
+
+    def _came(self, run: Run, names: Sequence[str]) -> list[Run]:
+        """What has landed by now is in the arena; by whom it was brought, page by page."""
+        if run.kind is not SourceKind.HOST:
+            return [run]
+        there = Run(SourceKind.REMOTE, 1, self.node)
+        return [there if self._kinds[name] is SourceKind.REMOTE else own(1) for name in names[: run.num_pages]]
 
     def nothing_is_left(self) -> None:
         until(lambda: self.p.poll() or self.d.poll() or not self.p.residency.num_filling + self.d.residency.num_filling)
