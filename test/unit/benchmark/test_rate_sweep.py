@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a sweep over rates sends, and what it makes of the answers."""
+
+import random
+
+import pytest
+
+from benchmark import rate_sweep
+from benchmark.rate_sweep import Load, figures, loads, next_turn, verdicts, within
+from benchmark.records import Answer
+
+HISTORIES = [tuple(range(100, 180)), tuple(range(300, 340))]
+
+
+def answered(ttft_s: float | None, error: str = "") -> Answer:
+    return Answer(ttft_s=ttft_s, prompt_tokens=100, cached_tokens=80, error=error)
+
+
+def rate(per_s: float, *ttfts_s: float | None) -> dict:
+    load = Load(per_s, ((1,),) * len(ttfts_s), (0.0,) * len(ttfts_s))
+    return figures(load, [answered(ttft_s, "" if ttft_s else "timeout") for ttft_s in ttfts_s], 1.0)
+
+
+def test_loads_when_made_twice_then_the_same_and_each_as_frequent_as_it_says():
+    made = loads(HISTORIES, [1.0, 8.0], 400.0, seed=3)
+    assert made == loads(HISTORIES, [1.0, 8.0], 400.0, seed=3)
+    assert [len(load.prompts) / 400.0 for load in made] == [pytest.approx(1.0, rel=0.2), pytest.approx(8.0, rel=0.1)]
+    assert all(list(load.at_s) == sorted(load.at_s) and load.at_s[-1] < 400.0 for load in made)
+
+
+def test_turn_when_a_conversation_goes_on_then_its_history_is_in_front_of_tokens_of_its_own():
+    draw = random.Random(1)
+    turns = [next_turn(draw, HISTORIES) for _ in range(20)]
+    assert {turn[: -rate_sweep.TURN_TOKENS] for turn in turns} == set(HISTORIES)
+    assert len({turn[-rate_sweep.TURN_TOKENS :] for turn in turns}) == 20
+
+
+def test_share_when_requests_fail_then_they_were_not_answered_in_time():
+    found = rate(4.0, 0.1, 0.15, 0.4, None)
+    assert (found["num_requests"], found["num_errors"], found["cached_share"]) == (4, 1, 0.8)
+    assert within(found, 0.1) == {"1": 0.25, "2": 0.5, "5": 0.75}
+
+
+def test_verdicts_when_systems_differ_then_all_are_held_to_the_quickest_idle_hit():
+    systems = {
+        "slow": {"idle_hit_s": 0.4, "rates": [rate(1.0, 0.4, 0.4), rate(4.0, 0.9, 0.45)]},
+        "quick": {"idle_hit_s": 0.1, "rates": [rate(1.0, 0.1, 0.1), rate(4.0, 0.2, 0.45)]},
+        "down": {"idle_hit_s": 0.2, "rates": [rate(1.0, None, None)]},
+    }
+    said = verdicts(systems)
+    assert said["idle_hit_s"] == 0.1
+    assert said["systems"]["quick"] == {
+        "within": {"1": {"1": 1.0, "2": 1.0, "5": 1.0}, "4": {"1": 0.0, "2": 0.5, "5": 1.0}},
+        "goodput_per_s": 4.0,
+        "carries_per_s": 4.0,
+    }
+    assert (said["systems"]["slow"]["carries_per_s"], said["systems"]["slow"]["goodput_per_s"]) == (1.0, 2.0)
+    assert (said["systems"]["down"]["carries_per_s"], said["systems"]["down"]["goodput_per_s"]) == (0.0, 0.0)
