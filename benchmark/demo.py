@@ -42,7 +42,9 @@ from benchmark.report import (
     build_report,
     cached_again,
     number,
+    outputs_compared,
     percent,
+    plain_name,
     render_html,
 )
 from benchmark.results import append_lines
@@ -266,7 +268,7 @@ def result_table(report: dict[str, Any], title: str) -> Table:
             if not ttft or not latency:
                 continue
             table.add_row(
-                NAMES[label].partition(",")[0],
+                plain_name(label),
                 ATTENTION[label],
                 str(run),
                 f"{ttft['median']:.2f} s",
@@ -315,6 +317,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--output-len", type=int, help="cap on tokens per answer")
     parser.add_argument("--pool-tokens", type=int, help="KV pool of one of the two ranks, in tokens")
     parser.add_argument("--concurrency", type=int, help="conversations at a time")
+    parser.add_argument("--server", action="append", choices=list(NAMES), help="only these; repeat it")
     parser.add_argument("--apart", action="store_true", help="one server up at a time: all memory for its pools")
     parser.add_argument("--mode", action="append", choices=("history", "session"), help="default: history")
     parser.add_argument("--dataset", default=GENERATED, help="ShareGPT-format file or its folder, or `generated`")
@@ -336,8 +339,12 @@ def plan_of(args: argparse.Namespace) -> DemoPlan:
         if value < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
     modes = {"modes": tuple(dict.fromkeys(args.mode))} if args.mode else {}
-    groups = {"groups": tuple((label,) for group in plan.groups for label in group)} if args.apart else {}
-    return DemoPlan(**{**plan.__dict__, **changes, **modes, **groups})
+    groups = tuple((label,) for group in plan.groups for label in group) if args.apart else plan.groups
+    if args.server:
+        groups = tuple(filter(None, (tuple(label for label in group if label in args.server) for group in groups)))
+        if not groups:
+            raise ValueError(f"--server {' '.join(args.server)}: this form of the demonstration has none of them")
+    return DemoPlan(**{**plan.__dict__, **changes, **modes, "groups": groups})
 
 
 def _describe(args: argparse.Namespace, plan: DemoPlan, workloads: dict[str, Workload]) -> dict[str, Any]:
@@ -389,13 +396,14 @@ def show(report: dict[str, Any], out: Path) -> None:
         printer.print(result_table(report["session"], "session: every turn a request; mean TTFT"))
     if report.get("config", {}).get("concurrency", 1) > 1 and report["beside_the_source"]:
         printer.print(source_rows(report))
-    outputs = report["outputs"]["on_against_stock"]
+    outputs = outputs_compared(report)
     first, second = number(report["ttft_ratio_first_run"]), number(report["ttft_ratio_second_run"])
     printer.print(
         f"TTFT, sharing on/off: first run {first}, second run {second}. "
         f"Cached in the second run: on {percent(cached_again(report, 'on'))}, "
         f"off {percent(cached_again(report, 'off'))}. "
-        f"Outputs identical to stock: {outputs['num_compared'] - outputs['num_differing']}/{outputs['num_compared']}. "
+        f"Outputs identical to {plain_name(outputs['reference'])}: "
+        f"{outputs['num_compared'] - outputs['num_differing']}/{outputs['num_compared']}. "
         f"Scheduler time spent in Banyan: {percent(report['control_share'], digits=2)}."
     )
     if "stock" in report["labels"]:

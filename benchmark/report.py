@@ -99,22 +99,34 @@ def render_html(report: Mapping[str, Any]) -> str:
 
 
 def _verdict(report: Mapping[str, Any]) -> str:
-    outputs = report["outputs"]["on_against_stock"]
+    outputs = outputs_compared(report)
+    reference = plain_name(outputs["reference"])
     same = outputs["num_compared"] - outputs["num_differing"]
     tiles = (
         (number(report["ttft_ratio_second_run"]), "mean time to first token, second run, sharing on / off"),
         (number(report["ttft_ratio_first_run"]), "the same, first run: what it costs"),
         (percent(cached_again(report, "on")), "of the prompt tokens cached in the second run, sharing on"),
         (percent(cached_again(report, "off")), "of them with sharing off"),
-        (f"{same}/{outputs['num_compared']}", "greedy outputs identical to stock, token by token"),
+        (f"{same}/{outputs['num_compared']}", f"greedy outputs identical to {reference}, token by token"),
         (percent(report["control_share"], digits=2), "of forward time: the scheduler's work for sharing"),
     )
     cells = "".join(f"<div><b>{escape(value)}</b><span>{escape(text)}</span></div>" for value, text in tiles)
     return f"<div class='tiles'>{cells}</div>{_differences(report)}"
 
 
+def plain_name(label: str) -> str:
+    """Without how many ranks it has."""
+    return NAMES[label].partition(",")[0]
+
+
+def outputs_compared(report: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Sharing on beside stock; where stock was not measured, beside sharing off."""
+    outputs = report["outputs"]
+    return outputs["on_against_stock" if "stock" in report["labels"] else "on_against_off"]
+
+
 def _differences(report: Mapping[str, Any]) -> str:
-    outputs = report["outputs"]["on_against_stock"]
+    outputs = outputs_compared(report)
     if not outputs["differences"]:
         return ""
     rows = "".join(
@@ -126,7 +138,7 @@ def _differences(report: Mapping[str, Any]) -> str:
     note = ", ".join(f"{NAMES.get(label, label)}: {count}" for label, count in itself.items())
     return (
         f"<details open><summary>First of {outputs['num_differing']} differing outputs</summary><table><tr>"
-        "<th>request</th><th>run</th><th>token</th><th>sharing on</th><th>stock</th></tr>"
+        f"<th>request</th><th>run</th><th>token</th><th>sharing on</th><th>{plain_name(outputs['reference'])}</th></tr>"
         f"{rows}</table><p>Requests that a server answered differently from its own first answer: {escape(note)}.</p>"
         "</details>"
     )
@@ -198,7 +210,8 @@ def _about(report: Mapping[str, Any]) -> str:
         "failed requests": report.get("num_errors"),
     }
     rows = "".join(f"<tr><td>{escape(name)}</td><td>{escape(str(value))}</td></tr>" for name, value in facts.items())
-    return f"<h2>Measured on</h2><table class='facts'>{rows}</table><p>{METHOD}</p>"
+    order = APART if config.get("one_server_at_a_time") else IN_TURNS
+    return f"<h2>Measured on</h2><table class='facts'>{rows}</table><p>{METHOD} {order} {STOCK_DIFFERS}</p>"
 
 
 def _hit_share(results: Sequence[RunResult], label: str) -> float | None:
@@ -254,10 +267,13 @@ STOCK_DIFFERS = (
 METHOD = (
     "Sharing off, sharing on and the single rank are servers of the same kind, with the same attention backend and "
     "dispatcher, so on / off shows sharing alone; for that, sharing on has <code>--banyan-policy sglang</code>: "
-    "requests go round robin everywhere, where Banyan's default places them by what is cached. Off and on were "
-    "measured alternately, the idle one asleep, caches emptied before each repetition; stock and the single rank "
-    f"before them, on the same requests. {STOCK_DIFFERS}"
+    "requests go round robin everywhere, where Banyan's default places them by what is cached."
 )
+IN_TURNS = (
+    "Off and on were measured alternately, the idle one asleep, caches emptied before each repetition; stock and the "
+    "single rank before them, on the same requests."
+)
+APART = "One server was up at a time, one after the other, on the same requests."
 STYLE = """
 :root{--ink:#23271f;--soft:#6d7166;--line:#e3dfd4;--paper:#fbfaf6;--card:#fff}
 body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif}

@@ -14,7 +14,7 @@ from benchmark.control import costs_in
 from benchmark.demo import SHORT, Demo, build_parser, plan_of, result_table, server_specs, show, write_report
 from benchmark.measure import RunResult
 from benchmark.provenance import provenance
-from benchmark.report import NAMES, STOCK_DIFFERS, build_report, render_html
+from benchmark.report import NAMES, STOCK_DIFFERS, build_report, outputs_compared, render_html
 from benchmark.servers import SHARE_FLAGS
 from benchmark.source_table import cells_of
 
@@ -169,6 +169,19 @@ def test_plan_when_servers_stand_apart_then_each_of_them_is_up_alone() -> None:
     apart = plan_of(build_parser().parse_args(["--full", "--apart"]))
     assert apart.groups == (("single",), ("stock",), ("off",), ("on",))
     assert [label for group in together.groups for label in group] == [label for (label,) in apart.groups]
+
+
+def test_plan_when_servers_are_named_then_only_those_are_up() -> None:
+    options = ["--full", "--apart", "--server", "on", "--server", "off"]
+    assert plan_of(build_parser().parse_args(options)).groups == (("off",), ("on",))
+    with pytest.raises(ValueError, match="--server single"):
+        plan_of(build_parser().parse_args(["--quick", "--server", "single"]))
+
+
+def test_outputs_when_stock_was_not_measured_then_sharing_on_stands_beside_sharing_off() -> None:
+    report = build_report([result for result in results() if result.label != "stock"], {})
+    assert outputs_compared(report)["reference"] == "off"
+    assert "identical to sharing off" in render_html(report)
 
 
 def test_servers_when_off_and_on_are_compared_then_they_differ_in_sharing_alone() -> None:
