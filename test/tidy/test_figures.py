@@ -47,6 +47,10 @@ def tenths(value: float) -> str:
     return f"{value:.1f}"
 
 
+def equal(outputs: Mapping[str, int]) -> str:
+    return f"{outputs['num_compared'] - outputs['num_differing']} of {outputs['num_compared']:,}"
+
+
 def plain(value: Any) -> str:
     return str(value)
 
@@ -87,6 +91,18 @@ FIGURES = [
     ),
     Figure(PAGE, "ShareGPT conversations that come back", "bench", "ttft_ratios/on_to_off_second_run", ranged),
     Figure(PAGE, "the same in the first run of `make bench`", "bench", "ttft_ratios/on_to_off_first_run", ranged),
+    *(
+        Figure(SERVING, "| mean time to first token, s | 15", "bench_500", part, said)
+        for part, said in (
+            ("labels/off/run_1/ttft_s_mean", middle),
+            ("labels/on/run_1/ttft_s_mean", middle),
+            ("labels/off/run_2/ttft_s_mean", middle),
+            ("labels/on/run_2/ttft_s_mean", middle),
+            ("ttft_ratios/on_to_off_first_run", middle),
+            ("ttft_ratios/on_to_off_second_run", middle),
+        )
+    ),
+    Figure(SERVING, "of 1,000 outputs equal those of sharing off", "bench_500", "outputs/on_against_off", equal),
     Figure(README, "They differ in sharing alone", "bench", "ttft_ratios/on_to_off_second_run", ranged),
     Figure(README, "first run, where nothing can be shared", "bench", "ttft_ratios/on_to_off_first_run", middle),
     Figure(PAGE, "prompts that nobody has seen |", "first_run", "rows/prompt_tokens=570/ttft_ratios/on", by_three),
