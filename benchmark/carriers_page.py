@@ -5,12 +5,11 @@ docs``."""
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmark.figures_table import COLUMNS
+from benchmark.kept_table import wrapped
 from benchmark.metrics import ranged
 from benchmark.provenance import place_and_time
 
@@ -31,7 +30,7 @@ def page(run: Mapping[str, Any]) -> str:
     shown = [(TITLES[name], found) for name, found in run["carriers"].items()]
     head = "| figure | " + " | ".join(title for title, _ in shown) + " |\n|" + "---|" * (len(shown) + 1)
     rows = "\n".join(f"| {title} | {' | '.join(cell(found) for _, found in shown)} |" for title, cell in ROWS.items())
-    return f"{head}\n{rows}\n\n{textwrap.fill(_conditions(run), COLUMNS)}\n"
+    return f"{head}\n{rows}\n\n{wrapped(_conditions(run))}\n"
 
 
 def _conditions(run: Mapping[str, Any]) -> str:

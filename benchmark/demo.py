@@ -56,6 +56,9 @@ from benchmark.workload.scripts import ScriptLimits, history_scripts, session_sc
 from benchmark.workload.sharegpt import DatasetError, file_of, load_conversations, openings
 
 PAGE_SIZE = 16
+WAITING_LINE_S = 15.0
+"""Servers take minutes to start, and are looked for several times a second."""
+
 console = Console(stderr=True, highlight=False)
 
 
@@ -190,7 +193,7 @@ class Demo:
             servers = [
                 stack.enter_context(Server(self._specs[label], self._model, self._out / "logs")) for label in labels
             ]
-            wait_ready(servers, waiting=_show_waiting)
+            wait_ready(servers, waiting=Waiting())
             for server in servers:
                 self.servers[server.spec.label] = {
                     "start_up_s": round(server.start_up_s or 0.0, 1),
@@ -231,11 +234,20 @@ def say(line: str) -> None:
     console.print(f"[dim]{time.strftime('%H:%M:%S')}[/dim] {line}", soft_wrap=True)
 
 
-def _show_waiting(missing: list[str], elapsed_s: float) -> None:
-    if console.is_terminal:
-        console.print(f"  waiting for {', '.join(missing)}: {elapsed_s:.0f} s", end="\r")
-    elif int(elapsed_s) // 15 != int(elapsed_s - 2) // 15:
-        say(f"waiting for {', '.join(missing)}: {elapsed_s:.0f} s")
+class Waiting:
+    """Shows which servers are not up yet: on a terminal always in the same line, elsewhere a line every
+    WAITING_LINE_S."""
+
+    def __init__(self) -> None:
+        self._said_s = 0.0
+
+    def __call__(self, missing: list[str], elapsed_s: float) -> None:
+        line = f"waiting for {', '.join(missing)}: {elapsed_s:.0f} s"
+        if console.is_terminal:
+            console.print(f"  {line}", end="\r")
+        elif elapsed_s - self._said_s >= WAITING_LINE_S:
+            self._said_s = elapsed_s
+            say(line)
 
 
 def _show_progress(mode: str) -> Callable[[str, int, int], Progress]:
@@ -376,13 +388,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         workloads = make_workloads(args, plan, HuggingFaceTokenizer(str(model)))
         out.mkdir(parents=True, exist_ok=True)
         (out / "results.jsonl").unlink(missing_ok=True)
-        about: dict[str, Any] = {"provenance": provenance(), "config": _describe(args, plan, workloads)}
+        about: dict[str, Any] = {"config": _describe(args, plan, workloads)}
         demo = Demo(plan, workloads, model, out)
         demo.run()
     except (ServerFailed, ModelUnavailable, ValueError) as error:
         console.print(f"banyan demo: {error}", style="red", markup=False)
         return 1
-    about["duration_s"] = round(time.monotonic() - start_s, 1)
+    about |= {"provenance": provenance(), "duration_s": round(time.monotonic() - start_s, 1)}
     report = write_report(demo, about, out)
     show(report, out)
     return 1 if report["num_errors"] else 0

@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+from benchmark.kept_table import wrapped
 from benchmark.metrics import ranged
-
-COLUMNS = 118
 
 
 def figures_table(run: Mapping[str, Any], aims: Mapping[str, str], conditions: str) -> str:
     """A row for each of ``aims``, which ``run`` has to have, and under them where it ran."""
     rows = "\n".join(f"| `{name}` | {_cell(run[name])} | {aim} |" for name, aim in aims.items())
-    return f"| figure | found | aim |\n|---|---|---|\n{rows}\n\n{textwrap.fill(conditions, COLUMNS)}\n"
+    return f"| figure | found | aim |\n|---|---|---|\n{rows}\n\n{wrapped(conditions)}\n"
 
 
 def _cell(value: Any) -> str:

@@ -17,14 +17,17 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 DIRTY = "-dirty"
 """Behind a commit: files of the checkout differed from it."""
 
+MOVED = "-moved"
+"""Behind a commit: the checkout was another one when the figures were written down."""
+
 
 def provenance() -> dict[str, Any]:
-    """Hardware, versions, commit and date, as one dictionary for a result file."""
+    """Hardware, versions, date, and the commit at which this program began, as one dictionary for a result file."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": hardware(),
         "versions": versions(),
-        "commit": commit(REPOSITORY),
+        "commit": commit_of_run(AT_START, commit(REPOSITORY)),
     }
 
 
@@ -59,10 +62,16 @@ def place_and_time(where: Mapping[str, Any]) -> str:
 
 
 def commit_in_words(kept: str | None) -> str:
-    """What `commit` gave, short enough for a sentence; that the checkout was dirty is never cut off."""
+    """A commit of `provenance`, short enough for a sentence; that the checkout was dirty or moved is never cut off."""
     if kept is None:
         return "commit unknown"
-    return f"commit {kept.removesuffix(DIRTY)[:10]}{DIRTY if kept.endswith(DIRTY) else ''}"
+    digest, mark, marks = kept.partition("-")
+    return f"commit {digest[:10]}{mark}{marks}"
+
+
+def commit_of_run(at_start: str | None, now: str | None) -> str | None:
+    """The commit whose code ran: that of the start, with MOVED where the checkout has changed since."""
+    return at_start if at_start is None or at_start == now else f"{at_start}{MOVED}"
 
 
 def commit(folder: Path) -> str | None:
@@ -100,3 +109,8 @@ def _gpus(folder: Path) -> list[str]:
     except OSError:
         return []
     return [line.partition(":")[2].strip() for line in lines]
+
+
+AT_START = commit(REPOSITORY)
+"""The commit when this module was imported, and with it the benchmark. A run may take hours, and somebody may commit
+meanwhile: what the checkout has at the end is not what ran."""

@@ -15,8 +15,9 @@ class Answer:
     """One streamed answer as the client saw it. Times are seconds since just before the request was sent.
 
     `output_ids` is empty where the server does not tell token ids (OpenAI API); then the text stands for
-    them. `itl_s` has one gap per token after the first; tokens that arrive together share their gap equally.
-    `error` is empty when all went well.
+    them. `itl_s` has one gap per token after the first; tokens of one event share their gap equally. Events that come
+    in one read have gaps of microseconds behind the first, so that a median of gaps can be near 0: the time of a token
+    is better told by `latency_s`, `ttft_s` and the number of tokens. `error` is empty when all went well.
     """
 
     ttft_s: float | None = None

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import json
 import statistics
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmark.figures_table import COLUMNS, figures_table
+from benchmark.figures_table import figures_table
+from benchmark.kept_table import command_of, wrapped
 from benchmark.metrics import ranged
 from benchmark.provenance import place_and_time
 
@@ -38,9 +38,9 @@ def table() -> str:
 def page(run: Mapping[str, Any]) -> str:
     sizes = run["sizes"]
     conditions = (
-        f"`python -m benchmark.remote`, {place_and_time(run['provenance'])}. Two servers on a core each, "
-        f"{run['num_compared']} prompts of {sizes['prompt_tokens']} tokens, one at a time, in {sizes['num_repeats']} "
-        f"repeats; of each {run['remote_token_share']:.0%} came from the other node. Bytes of "
+        f"`{command_of('benchmark.remote', run['config'])}`, {place_and_time(run['provenance'])}. Two servers on a "
+        f"core each, {run['num_compared']} prompts of {sizes['prompt_tokens']} tokens, one at a time, in "
+        f"{sizes['num_repeats']} repeats; of each {run['remote_token_share']:.0%} came from the other node. Bytes of "
         f"{sizes['link_pages']} pages, by the page server and by NIXL in {sizes['num_link_repeats']} turns, over TCP "
         "on one host."
     )
@@ -66,7 +66,7 @@ def faults_page(run: Mapping[str, Any]) -> str:
     )
     return (
         "| the source in mid-pull | pulls cut | later than computed at once: median (range) | aim |\n"
-        f"|---|---|---|---|\n{rows}\n\n{textwrap.fill(conditions, COLUMNS)}\n"
+        f"|---|---|---|---|\n{rows}\n\n{wrapped(conditions)}\n"
     )
 
 

@@ -43,7 +43,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def write_report(path: Path, found: Mapping[str, Any], args: argparse.Namespace) -> None:
-    """Write what was found, with the options and the provenance, to `path` (its folder is made if missing)."""
+    """Write what was found, with the options and the provenance, to `path` (its folder is made if missing). The commit
+    is that at which the program began."""
     # Paths tell about a machine, names about a measurement.
     config = {name: value.name if isinstance(value, Path) else value for name, value in vars(args).items()}
     path.parent.mkdir(parents=True, exist_ok=True)

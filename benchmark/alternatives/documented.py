@@ -4,19 +4,18 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmark.alternatives import figures
+from benchmark.kept_table import wrapped
 from benchmark.provenance import commit_in_words
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 PATTERN = "alternatives*.json"
 """Each a `report.json` of `make compare`."""
 
-COLUMNS = 118
 SHOWN = ("data", "dtype", "repetitions", "num_requests", "max_minutes", "stretch")
 
 
@@ -30,13 +29,18 @@ def page(reports: Sequence[Mapping[str, Any]]) -> str:
     if not reports:
         return "No run is kept here yet.\n"
     return "\n".join(
-        f"{_wrapped(conditions(report))}\n\n{figures.table(report)}\n\n{_verdicts(report)}" for report in reports
+        f"### {heading(report)}\n\n{wrapped(conditions(report))}\n\n{figures.table(report)}\n\n{_verdicts(report)}"
+        for report in reports
     )
 
 
-def _wrapped(text: str) -> str:
-    """Without a break in a flag."""
-    return textwrap.fill(text, COLUMNS, break_on_hyphens=False)
+def heading(report: Mapping[str, Any]) -> str:
+    """What tells this run from the others: its pools, and how often what was played."""
+    pools = " and ".join(f"{budget['pool_tokens']:,}" for budget in report["budgets"])
+    num_repetitions = max((row["num_repetitions"] for row in report["rows"]), default=0)
+    most = max((row["num_requests"] for row in report["rows"]), default=0)
+    times = "one repetition" if num_repetitions == 1 else f"{num_repetitions} repetitions"
+    return f"Pools of {pools} tokens: {times}, at most {most} requests of a workload"
 
 
 def conditions(report: Mapping[str, Any]) -> str:

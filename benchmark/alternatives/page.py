@@ -24,7 +24,7 @@ COLORS = {
     "banyan_route": "#7fb59a",
 }
 COLUMNS = (
-    *("system", "attention", "cached", "TTFT mean", "p50", "p90", "p99", "TPOT mean", "p90", "longest gap", "tokens/s"),
+    *("system", "attention", "cached", "TTFT mean", "p50", "p90", "max", "TPOT mean", "p90", "longest gap"),
     *("DRAM per page", "disk per page", "same tokens", "failed"),
 )
 
@@ -84,7 +84,6 @@ def _table_row(row: Mapping[str, Any], titles: Mapping[str, str]) -> str:
         *(f"{number(_median(row[f'ttft_s_{name}']))} s" for name in QUANTILES),
         *(f"{number(_median(row[f'tpot_ms_{name}']))} ms" for name in ("mean", "p90")),
         f"{number(_median(row['longest_gap_ms']))} ms",
-        number(_median(row["tokens_per_s"])),
         *(kib(kept.get(f"{place}_bytes_per_page")) for place in ("dram", "disk")),
         f"{row['num_identical']}/{row['num_compared']}",
         str(row["num_errors"]),

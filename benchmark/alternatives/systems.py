@@ -137,9 +137,10 @@ def _arena(budget: Budget, num_servers: int) -> tuple[str, ...]:
 
 
 def _hicache(budget: Budget, disk: Path, path: str) -> System:
-    """HiCache with its file backend in one folder for both ranks. What a rank prefetches is left at SGLang's defaults,
-    except that prefixes of one page count: prompts are scaled down here, so the default of 256 tokens would shut out
-    most of them."""
+    """HiCache with its file backend in one folder for both ranks. Other than SGLang's defaults are three settings.
+    Prefixes of one page are prefetched: prompts are scaled down here, so the default of 256 tokens would shut out most
+    of them. Transfers go by `direct` and host memory is laid out as `page_first_direct`: the defaults, `kernel` and
+    `page_first`, need kernels of a GPU, which the stand-in for `sgl_kernel` does not have."""
     extra = {"max_size": budget.disk_bytes // NUM_RANKS, "prefetch_threshold": PAGE_TOKENS}
     spec = _one(
         "hicache",

@@ -41,7 +41,8 @@ class Failed(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """``cpu_us``: of the processes of each kind, for a request; ``costs``: Banyan's own, of all requests."""
+    """``step_s``: the median over answers of the time of a token behind the first; ``cpu_us``: of the processes of
+    each kind, for a request; ``costs``: Banyan's own, of all requests."""
 
     requests_per_s: float
     ttft_s: float
@@ -113,6 +114,18 @@ class Player:
         return Costs.of(self._engine.server_info()), processes
 
 
+def step_s(answer: Answer) -> float | None:
+    """The time from an answer's first token to its end, by the tokens that came then; None without such tokens.
+
+    The gaps of ``answer.itl_s`` would not do: events that come in one read are timed as they are parsed, microseconds
+    apart, so the median gap of a client that gets too little of a core is near 0.
+    """
+    num_behind = len(answer.output_ids) - 1
+    if answer.ttft_s is None or num_behind < 1:
+        return None
+    return (answer.latency_s - answer.ttft_s) / num_behind
+
+
 def _round(
     answers: Sequence[Answer],
     took_s: float,
@@ -120,11 +133,11 @@ def _round(
     after: tuple[Costs, dict[str, float]],
 ) -> Round:
     num, costs = len(answers), after[0].since(before[0])
-    gaps_s = [gap for answer in answers for gap in answer.itl_s]
+    steps_s = [step for answer in answers if (step := step_s(answer)) is not None]
     return Round(
         requests_per_s=num / took_s,
         ttft_s=median(answer.ttft_s for answer in answers if answer.ttft_s is not None),
-        step_s=median(gaps_s) if gaps_s else None,
+        step_s=median(steps_s) if steps_s else None,
         cpu_us={kind: (after[1][kind] - before[1][kind]) / num for kind in PROCESSES},
         num_requests=num,
         costs=costs,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rounds in turns say together: ratios of medians, and what of them is above its bound."""
+"""What rounds in turns say together: medians of the ratios within each round, and what of them is beyond its bound."""
 
 from __future__ import annotations
 

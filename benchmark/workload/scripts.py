@@ -62,15 +62,24 @@ def order_of_run(scripts: Sequence[Script], *, seed: int, run: int) -> list[int]
     shuffled.
 
     With the same order twice, round robin over an even number of ranks would send every request to the rank
-    that served it before, and the effect of sharing would vanish.
+    that served it before, and the effect of sharing would vanish. One shuffle by itself would leave the share of
+    requests that change their rank to chance, which decides what a server without sharing finds. So shuffles are drawn
+    until `num_changing` scripts have a place of the other parity, as between two ranks.
     """
     order = list(range(len(scripts)))
     if run == 1 or len(order) < 2:
         return order
-    random.Random(f"{seed}/run-{run}").shuffle(order)
-    if order == sorted(order):
-        order = order[1:] + order[:1]
-    return order
+    rng = random.Random(f"{seed}/run-{run}")
+    while True:
+        rng.shuffle(order)
+        if sum((place - script) % 2 for place, script in enumerate(order)) == num_changing(len(order)):
+            return order
+
+
+def num_changing(num_scripts: int) -> int:
+    """How many of two or more scripts get a place of the other parity: half of them. No order has an odd number of
+    these, so it is the next even number, of two the lower one: what sharing gains is not made larger."""
+    return 2 * max(1, (num_scripts + 1) // 4)
 
 
 def _history_script(

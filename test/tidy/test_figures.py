@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,6 +55,39 @@ def plain(value: Any) -> str:
     return str(value)
 
 
+def two_rounds(value: Mapping[str, Any]) -> str:
+    """Both, since their median is a mean."""
+    return " and ".join(f"{one:.2f}" for one in value["values"])
+
+
+def ms_of_s(value: float) -> str:
+    return f"{1000 * value:.1f}"
+
+
+def harmful(answers: Mapping[str, int]) -> str:
+    return count(sum(number for kind, number in answers.items() if kind.startswith("harmful")))
+
+
+def second_run(published: Sequence[float]) -> str:
+    """On over off in the second run of the published figures."""
+    return f"{published[3] / published[2]:.2f}"
+
+
+def rows_that_miss(by_ranks: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    rows = [row for rows in by_ranks.values() for row in rows]
+    return f"{sum(bool(row['above']) for row in rows)} of {len(rows)} rows"
+
+
+def rows_that_miss_with(*words: str) -> Callable[[Any], str]:
+    """How many rows miss an aim whose line has one of these words."""
+
+    def said(by_ranks: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+        rows = [row["above"] for rows in by_ranks.values() for row in rows]
+        return f"in {sum(any(word in line for line in above for word in words) for above in rows)}"
+
+    return said
+
+
 def of_overhead(line: str, figure: str, said: Callable[[Any], str], *cases: str) -> list[Figure]:
     return [
         Figure(PAGE, line, "overhead", f"by_ranks/{ranks}/case={case}/{figure}", said)
@@ -63,9 +96,25 @@ def of_overhead(line: str, figure: str, said: Callable[[Any], str], *cases: str)
     ]
 
 
+POOLS_FIT = (
+    *(("conversations", other) for other in ("stock", "router", "hicache", "lmcache")),
+    *(("tool_agents", other) for other in ("stock", "router", "hicache", "lmcache")),
+)
+
+
+def where_pools_fit(page: Path, line: str, *, without: str = "") -> list[Figure]:
+    """Banyan's times over those of the others, but for one."""
+    return [
+        Figure(page, line, "alternatives_fit", f"against/trace={trace},ours=banyan,other={other}/ttft_ratio", middle)
+        for trace, other in POOLS_FIT
+        if other != without
+    ]
+
+
 NO_ARENA = "rows/system=banyan no arena"
 
 SERVING = DOCS / "benchmarks" / "serving.md"
+CAPACITY = DOCS / "design" / "0014-one-capacity.md"
 
 
 def of_both_commits(line: str, ranks: int, case: str) -> list[Figure]:
@@ -105,6 +154,29 @@ FIGURES = [
     Figure(SERVING, "of 1,000 outputs equal those of sharing off", "bench_500", "outputs/on_against_off", equal),
     Figure(README, "They differ in sharing alone", "bench", "ttft_ratios/on_to_off_second_run", ranged),
     Figure(README, "first run, where nothing can be shared", "bench", "ttft_ratios/on_to_off_first_run", middle),
+    Figure(
+        README,
+        "They differ in sharing alone",
+        "bench",
+        "beside_the_source",
+        lambda rows: second_run(rows[4]["published"]),
+    ),
+    Figure(
+        README,
+        "They differ in sharing alone",
+        "bench",
+        "beside_the_source/metric=requests a second/published",
+        second_run,
+    ),
+    *where_pools_fit(README, "Where the pools hold the work"),
+    *where_pools_fit(PAGE, "Where pools hold the work", without="stock"),
+    *where_pools_fit(DOCS / "benchmarks" / "alternatives.md", "Where pools hold the work, Banyan is not ahead"),
+    *(
+        Figure(page, line, "gpu", f"server_graphs/{kind}/{run}/ttft_p50_s", ms_of_s)
+        for page, line in ((PAGE, "What sharing gains on a GPU"), (DOCS / "gpu.md", "| `server-graphs`: two ranks"))
+        for kind in ("off", "peer")
+        for run in ("first", "second")
+    ),
     Figure(PAGE, "prompts that nobody has seen |", "first_run", "rows/prompt_tokens=570/ttft_ratios/on", by_three),
     Figure(PAGE, "eight ranks, sixteen requests", "ranks", "rows/dp=8,requests_per_rank=16/ttft_ratios/2", ranged),
     Figure(PAGE, "a prefix of 2,000 tokens that another node", "remote", "remote_ttft_ratio", ranged),
@@ -114,13 +186,16 @@ FIGURES = [
     Figure(PAGE, "a node that lends", "remote_source", "source_tpot_ratio_computing", ranged),
     Figure(PAGE, "a source that is killed", "remote_faults", "kill/extra_s", ranged),
     Figure(PAGE, "a source that is killed", "remote_faults", "stop/extra_s", ranged),
-    Figure(PAGE, "32 agents at a pair", "pd_dual", "agents_jct_ratio", ranged),
-    Figure(PAGE, "32 agents at a pair", "pd_dual", "tpot_ratio", ranged),
-    Figure(PAGE, "32 agents at a pair", "pd_dual", "tpot_ratio_hurried", middle),
+    Figure(PAGE, "32 agents at a pair", "pd_dual", "agents_jct_ratio", two_rounds),
+    Figure(PAGE, "32 agents at a pair", "pd_dual", "tpot_ratio", two_rounds),
+    Figure(PAGE, "32 agents at a pair", "pd_dual", "tpot_ratio_hurried", two_rounds),
+    Figure(README, "hurried agents", "pd_dual", "tpot_ratio_hurried", two_rounds),
     Figure(PAGE, "what the decode server generated", "pd", "num_answer_pages", plain),
     Figure(PAGE, "what the decode server generated", "pd", "num_turns_identical", plain),
+    Figure(PAGE, "what the decode server generated", "pd", "num_turns_as_stock_pair", plain),
     Figure(PAGE, "told to keep, to bring", "soak", "num_requests", count),
     Figure(PAGE, "told to keep, to bring", "soak", "num_compared", count),
+    Figure(PAGE, "told to keep, to bring", "soak", "answers", harmful),
     *(
         Figure(PAGE, "one prompt of 100,000 tokens", "long_prompt", f"rows/prompt={prompt}/seconds", tenths)
         for prompt in ("computed", "from the other rank", "from the arena", "from the store")
@@ -133,11 +208,28 @@ FIGURES = [
     ),
     Figure(PAGE, "with the host arena switched off", "pressure_small", f"{NO_ARENA}/hits_to_router", ranged),
     Figure(PAGE, "with the host arena switched off", "pressure_small", f"{NO_ARENA}/hits_to_single", ranged),
+    Figure(PAGE, "with the host arena switched off", "pressure", f"{NO_ARENA}/hits_to_single", middle),
+    Figure(
+        CAPACITY, "| Banyan without its arena | banyan_cpu |", "pressure_small", f"{NO_ARENA}/hits_to_single", middle
+    ),
+    Figure(
+        CAPACITY, "| Banyan without its arena | banyan_cpu |", "pressure_small", f"{NO_ARENA}/hits_to_router", middle
+    ),
     Figure(PAGE, "the same: time between tokens", "overhead", "by_ranks/2/case=1 stream/step", ranged),
     Figure(README, "Where nothing can be shared", "overhead", "by_ranks/2/case=1 stream/step", ranged),
     *of_overhead("the same: time to the first token", "ttft", ranged, "prompts of 512", "256 streams"),
     *of_overhead("the same: time of the scheduler thread", "scheduler_us", ms, "prompts of 512"),
-    *of_overhead("the same: time of the scheduler thread", "scheduler_step_us", ms, "64 streams"),
+    *of_overhead("the same: time of the scheduler thread", "scheduler_step_us", ms, "64 streams", "256 streams"),
+    *(
+        Figure(PAGE, "aims of `make overhead` that are missed", "overhead", "by_ranks", said)
+        for said in (
+            rows_that_miss,
+            rows_that_miss_with("throughput"),
+            rows_that_miss_with("ttft", "step is"),
+            rows_that_miss_with("us a call"),
+        )
+    ),
+    Figure(README, "Where nothing can be shared", "overhead", "by_ranks", rows_that_miss),
 ]
 
 

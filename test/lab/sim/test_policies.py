@@ -94,28 +94,34 @@ def test_sim_when_it_looks_at_a_read_queue_then_only_to_count_it_or_to_hand_it_t
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize(
-    ("owner", "name"),
-    [
-        (policies.DualPath, "choose"),
-        (placement, "decode_rank"),
-        (placement, "is_read_by_decode"),
-        (batching.PrefillCost, "piece_us"),
-    ],
-)
-def test_dualpath_when_a_shipped_decision_is_taken_away_then_the_simulation_stops(monkeypatch, owner, name):
-    """The decisions are really asked for: each is called in a run."""
+class Asked(Exception):
+    """What was to be called was called."""
 
-    class Asked(Exception):
-        pass
+
+def play_without(monkeypatch, owner, name):
+    """A run of DualPath in which calling ``name`` ends it."""
 
     def ask(*args, **kwargs):
         raise Asked
 
     monkeypatch.setattr(owner, name, ask)
     site = systems.deployment("deepseek-27b", prefill_nodes=1, decode_nodes=1)
+    offline.run_offline(systems.SYSTEMS["dualpath"], site, agent_set("agents-32k"), num_agents=2)
+
+
+@pytest.mark.parametrize(("owner", "name"), [(policies.DualPath, "choose"), (batching.PrefillCost, "piece_us")])
+def test_dualpath_when_code_that_servers_call_is_taken_away_then_the_simulation_stops(monkeypatch, owner, name):
+    """It is really called in a run: the rank by the policy, the time of a forward's piece to cut a batch. Servers
+    price plans with the latter; their batches SGLang cuts."""
     with pytest.raises(Asked):
-        offline.run_offline(systems.SYSTEMS["dualpath"], site, agent_set("agents-32k"), num_agents=2)
+        play_without(monkeypatch, owner, name)
+
+
+@pytest.mark.parametrize("name", ["decode_rank", "is_read_by_decode"])
+def test_dualpath_when_a_rule_that_no_server_calls_is_taken_away_then_the_simulation_stops(monkeypatch, name):
+    """So figures of DualPath rest on rules of the simulator alone (``source_rules``), as its page says."""
+    with pytest.raises(Asked):
+        play_without(monkeypatch, placement, name)
 
 
 def test_cluster_when_imported_then_its_policies_are_the_shipped_objects():

@@ -235,7 +235,15 @@ class TestFigures:
     def test_table_when_a_system_did_not_run_then_it_says_why(self):
         text = figures.table(report_of([run()], [{"system": "hicache", "reason": "no transfers"}]))
         assert "did not run: no transfers" in text
-        assert "| 28,000 | t | stock SGLang, dp 2 | banyan_cpu | 50.0 % | 2.00 | 2.00 / 4.00 / 6.00 |" in text
+        assert "| 28,000 | t | stock SGLang, dp 2 | banyan_cpu | 50.0 % | 2.00 | 2.00 / 4.00 / 8.00 |" in text
+        assert "| p50 / p90 / max s |" in text
+
+    def test_table_when_a_report_has_no_slowest_request_then_none_is_shown(self):
+        report = report_of([run()])
+        for row in report["rows"]:
+            row["ttft_s_p99"] = row.pop("ttft_s_max")
+        text = figures.table(report)
+        assert "| p50 / p90 s |" in text and "| 2.00 / 4.00 |" in text and "p99" not in text
 
     def test_table_when_pages_are_kept_then_bytes_of_each(self):
         kept = {"dram_bytes_per_page": 2048, "disk_bytes_per_page": 4096}
@@ -274,6 +282,7 @@ class TestDocumented:
     def test_page_when_a_report_is_kept_then_conditions_rows_and_verdicts(self):
         report = report_of([run("stock"), run("banyan", ttft=1.0, cached=0.7)]) | {"config": {"repetitions": 2}}
         text = documented.page([report])
+        assert text.startswith("### Pools of 28,000 tokens: one repetition, at most 2 requests of a workload\n")
         assert "`python -m benchmark.alternatives --repetitions 2`, commit abc" in text
         assert (
             "| Banyan, dp 2 | stock SGLang, dp 2 | banyan_cpu | t | 28,000 | +20.0 points | more | 0.50 (0.50-0.50) |"

@@ -7,9 +7,10 @@ import pytest
 
 from banyan import patches
 from banyan_lab.bench.hooks import REQUEST, STEP, Costs, Spent
-from benchmark.overhead import page, verdict
+from benchmark.overhead import kept, page, verdict
 from benchmark.overhead.cases import CASES, POOL_TOKENS, prompts
-from benchmark.overhead.play import EACH_STEP, Round
+from benchmark.overhead.play import EACH_STEP, Round, step_s
+from benchmark.records import Answer
 
 PROMPTS_512 = next(case for case in CASES if case.prompt_tokens == 512)
 STREAMS = next(case for case in CASES if case.is_of_streams)
@@ -60,6 +61,50 @@ def test_ratios_when_rounds_differ_then_each_is_compared_with_its_own_turn():
         "max": pytest.approx(1.5),
         "values": pytest.approx([1.0, 1.5]),
     }
+
+
+def test_step_when_tokens_are_read_together_then_it_is_their_share_of_the_whole_time():
+    """A client that gets no core finds many events at once: their gaps are microseconds."""
+    answer = Answer(ttft_s=1.0, latency_s=2.0, itl_s=[1e-6] * 9 + [1.0], output_ids=list(range(11)))
+    assert step_s(answer) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("answer", [Answer(ttft_s=1.0, latency_s=2.0, output_ids=[5]), Answer(output_ids=[5, 6])])
+def test_step_when_no_token_followed_the_first_then_there_is_none(answer):
+    assert step_s(answer) is None
+
+
+def told(values, **run):
+    """The table of a run of one case with these ratios of times between tokens."""
+    row = verdict.compared(
+        STREAMS, [one(STREAMS, step_s=0.01 * value) for value in values], [one(STREAMS)] * len(values)
+    )
+    where = {"commit": "abc", "date": "2026-11-28", "hardware": {"cpu_model": "A processor", "num_cores": 2}}
+    config = {"ranks": [1], "rounds": len(values), "case": ["1 stream"], "seed": 7, "out": "overhead"}
+    return kept.page({"by_ranks": {"1": [row]}, "config": config, "provenance": where, **run})
+
+
+@pytest.mark.parametrize(("ratio", "side"), [(1200.0, "off"), (1 / 1200, "on")])
+def test_table_when_either_side_told_no_time_in_a_round_then_it_is_left_out_and_named(ratio, side):
+    text = told([1.0, ratio, 1.2])
+    assert "| 1.10 (1.00-1.20), 2 rounds |" in text
+    assert f"in which sharing {side} told next to no time" in " ".join(text.split())
+
+
+def test_table_when_no_round_is_void_then_nothing_is_left_out():
+    text = told([0.02, 1.0, 50.0])
+    assert "| 1.00 (0.02-50.00) |" in text and "Left out" not in text
+
+
+def test_table_when_it_is_made_then_the_command_is_that_of_the_run():
+    assert "`python -m benchmark.overhead --ranks 1 --rounds 2 --case '1 stream' --seed 7`" in " ".join(
+        told([1.0, 1.0]).split()
+    )
+
+
+@pytest.mark.parametrize(("run", "has_gaps"), [({}, True), ({"step": kept.BY_ANSWER}, False)])
+def test_table_when_times_between_tokens_are_gaps_then_it_says_so(run, has_gaps):
+    assert ("median gap between events" in " ".join(told([1.0], **run).split())) == has_gaps
 
 
 def test_hooks_of_each_step_when_they_are_looked_for_then_the_queue_has_them():

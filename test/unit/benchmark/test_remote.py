@@ -21,9 +21,11 @@ def test_summary_when_repeats_differ_then_the_ratio_is_within_each_and_the_worst
     found = remote.summarise([row(0, 1.0, 4.0), row(0, 3.0, 4.0), row(1, 1.0, 2.0, tokens=0)], LINK)
     assert found["remote_ttft_ratio"]["values"] == [0.5, 0.5]
     assert found["remote_token_share"] == 0 and found["outputs_identical"] and found["num_compared"] == 3
-    assert found["remote_rate_to_nixl"]["median"] == pytest.approx(0.8) and found["remote_first_layer_share"][
-        "median"
-    ] == pytest.approx(0.1)
+    assert found["remote_first_layer_share"]["median"] == pytest.approx(0.1)
+
+
+def test_rate_when_it_is_compared_with_nixl_then_both_clocks_begin_before_the_request_is_made():
+    assert remote_link.figures(LINK)["remote_rate_to_nixl"] == [pytest.approx(0.04 / 0.06)]
 
 
 def test_summary_when_one_answer_differs_then_outputs_are_not_identical():

@@ -17,6 +17,7 @@ RUN = {
     "outputs_identical": True,
     "num_compared": 12,
     "sizes": {"prompt_tokens": 2000, "num_repeats": 3, "link_pages": 125, "num_link_repeats": 2},
+    "config": {"repeats": 3, "link_repeats": 2, "faults": None, "source": False, "seed": 0, "out": "remote"},
 }
 
 
@@ -25,7 +26,9 @@ def test_page_when_a_run_is_kept_then_its_figures_stand_beside_their_aims():
     assert "| `remote_ttft_ratio` | 0.20 (0.10-0.30) | <= 0.35 |" in page
     assert "| `outputs_identical` | true | true |" in page
     words = " ".join(page.split())
-    assert "commit 0123456789, 2026-11-24, A processor with 2 cores." in words
+    assert (
+        "`python -m benchmark.remote --repeats 3 --link-repeats 2 --seed 0`, commit 0123456789, 2026-11-24, A" in words
+    )
     assert "12 prompts of 2000 tokens" in words and "of each 99% came from the other node" in words
     assert max(map(len, page.splitlines())) <= 120
 

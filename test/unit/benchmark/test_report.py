@@ -10,6 +10,7 @@ import pytest
 from bench_fakes import record, run_result
 from rich.console import Console
 
+from benchmark import demo as demo_module
 from benchmark.control import costs_in
 from benchmark.demo import SHORT, Demo, build_parser, plan_of, result_table, server_specs, show, write_report
 from benchmark.measure import RunResult
@@ -125,6 +126,16 @@ def test_demo_when_results_are_written_then_json_and_html_are_there(tmp_path: Pa
     assert set(json.loads((tmp_path / "report.json").read_text())) >= KEYS | {"session", "labels", "servers"}
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
     show(report, tmp_path)
+
+
+def test_waiting_when_there_is_no_terminal_then_a_line_comes_every_15_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(demo_module, "console", Console(file=io.StringIO(), force_terminal=False))
+    monkeypatch.setattr(demo_module, "say", lines.append)
+    waiting = demo_module.Waiting()
+    for fifths in range(1, 5 * 46):
+        waiting(["off", "on"], fifths / 5)
+    assert lines == [f"waiting for off, on: {at} s" for at in (15, 30, 45)]
 
 
 def test_report_when_sharing_off_was_not_measured_then_banyan_is_not_held_against_stock() -> None:

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
+import argparse
 import json
 from pathlib import Path
 
 import pytest
 from bench_fakes import record, run_result
 
-from benchmark.provenance import commit_in_words, hardware, place_and_time, provenance
-from benchmark.results import append_lines, read_lines
+from benchmark import provenance as about_runs
+from benchmark.provenance import commit_in_words, commit_of_run, hardware, place_and_time, provenance
+from benchmark.results import append_lines, read_lines, write_report
 
 
 def test_append_when_the_last_line_is_torn_then_later_lines_survive(tmp_path: Path) -> None:
@@ -39,6 +41,7 @@ def test_provenance_when_asked_then_names_machine_versions_and_commit() -> None:
     [
         ("0123456789abcdef" + 24 * "0", "commit 0123456789"),
         ("0123456789abcdef" + 24 * "0" + "-dirty", "commit 0123456789-dirty"),
+        ("0123456789abcdef" + 24 * "0" + "-dirty-moved", "commit 0123456789-dirty-moved"),
         (None, "commit unknown"),
     ],
 )
@@ -46,3 +49,28 @@ def test_commit_when_it_is_told_then_a_dirty_checkout_is_never_called_clean(kept
     assert commit_in_words(kept) == words
     where = {"commit": kept, "date": "2026-11-23T08:00:00", "hardware": {"cpu_model": "A processor", "num_cores": 2}}
     assert place_and_time(where).startswith(f"{words}, 2026-11-23, ")
+
+
+@pytest.mark.parametrize(
+    ("at_start", "now", "told"),
+    [
+        ("abc", "abc", "abc"),
+        ("abc", "def", "abc-moved"),
+        ("abc", "abc-dirty", "abc-moved"),
+        ("abc-dirty", "abc-dirty", "abc-dirty"),
+        (None, None, None),
+    ],
+)
+def test_commit_when_the_checkout_changes_in_a_run_then_that_of_the_start_is_told_and_marked(
+    at_start: str | None, now: str | None, told: str | None
+) -> None:
+    assert commit_of_run(at_start, now) == told
+
+
+def test_report_when_somebody_commits_before_its_end_then_it_has_the_commit_that_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(about_runs, "AT_START", "that-ran")
+    monkeypatch.setattr(about_runs, "commit", lambda folder: "that-came-later")
+    write_report(tmp_path / "report.json", {}, argparse.Namespace())
+    assert json.loads((tmp_path / "report.json").read_text())["provenance"]["commit"] == "that-ran-moved"

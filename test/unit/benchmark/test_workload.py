@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import gzip
+import itertools
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -106,6 +108,28 @@ def test_order_when_second_run_then_another_permutation_of_the_same_set(num_scri
         assert sorted(second) == first
         assert second != first
         assert second == order_of_run(scripts, seed=seed, run=2)
+
+
+@pytest.mark.parametrize(
+    ("num_scripts", "changing"), [(2, 2), (3, 2), (4, 2), (5, 2), (6, 2), (7, 4), (14, 6), (20, 10), (48, 24)]
+)
+def test_order_when_two_ranks_take_turns_then_half_of_the_scripts_change_their_rank(
+    num_scripts: int, changing: int
+) -> None:
+    chats = [chat(str(index), TEN, TEN) for index in range(num_scripts)]
+    scripts = history_scripts(chats, WordTokenizer(), ScriptLimits(num_scripts))
+    for seed, run in itertools.product(range(10), (2, 3)):
+        order = order_of_run(scripts, seed=seed, run=run)
+        assert sum((place - script) % 2 for place, script in enumerate(order)) == changing
+
+
+def test_order_when_the_first_shuffle_moves_half_then_it_is_taken() -> None:
+    """The kept run of `make bench` has 48 conversations and seed 0."""
+    chats = [chat(str(index), TEN, TEN) for index in range(48)]
+    shuffled = list(range(48))
+    random.Random("0/run-2").shuffle(shuffled)
+    scripts = history_scripts(chats, WordTokenizer(), ScriptLimits(48))
+    assert order_of_run(scripts, seed=0, run=2) == shuffled
 
 
 def test_generated_when_same_seed_then_same_chats_whatever_their_number() -> None:
