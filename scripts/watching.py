@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Prometheus and Grafana need to watch Banyan, made from the code that names its metrics: ``make docs``.
 
-The alert rules of ranks are those of ``banyan.observe.alerts``; here are the router's, and the dashboard.
+The alert rules of ranks are those of ``banyan.observe.alerts``; here are those of whole servers, the router's, and the
+dashboard.
 """
 
 from __future__ import annotations
@@ -14,6 +15,21 @@ from typing import Any
 from banyan.observe.alerts import PLACED, RULES
 from banyan.telemetry import SERIES, WINDOW_MINUTES
 
+RANKS = SERIES["num_ranks"].name
+SERVER_RULES = (
+    (
+        "BanyanServerGone",
+        "critical",
+        f"count by (instance) (last_over_time({RANKS}[15m])) unless count by (instance) ({RANKS})",
+        "1m",
+        "this server's metrics are gone: it has ended or starts again, cannot be reached, or was taken away on purpose",
+        "Look at the server's log, and start it if it is wanted. The alert ends when the metrics are back, or after a "
+        "quarter of an hour; for longer, watch `up` of your own job.",
+        "",
+    ),
+)
+"""Of servers as a whole. The last word of each rule: the label that its summary names beside the instance, if any."""
+
 ROUTER_RULES = (
     (
         "BanyanRouterServerDown",
@@ -22,6 +38,7 @@ ROUTER_RULES = (
         "1m",
         "the router sends this server nothing: it is down or drained",
         "`curl http://127.0.0.1:30100/router/servers` says why; `/router/resume` ends a drain.",
+        "server",
     ),
     (
         "BanyanRouterQueue",
@@ -30,6 +47,7 @@ ROUTER_RULES = (
         "5m",
         "requests wait in the router: every server is full",
         "Add servers, or raise --max-in-flight if their queues are short.",
+        "",
     ),
     (
         "BanyanRouterLost",
@@ -38,6 +56,7 @@ ROUTER_RULES = (
         "0m",
         "answers were lost on the way from a server",
         "Look at the server's log: it went away while it answered.",
+        "server",
     ),
 )
 RANK = "rank {{dp_rank}}"
@@ -57,15 +76,17 @@ def alert_rules() -> str:
     for rule in RULES:
         expression = rule.condition.promql()
         lines += _rule(rule.name, rule.severity.value, expression, rule.held, rule.summary, rule.advice, "dp_rank")
-    lines += ["  - name: banyan-router", "    rules:"]
-    for name, severity, expression, held, summary, advice in ROUTER_RULES:
-        lines += _rule(name, severity, expression, held, summary, advice, "server")
+    for group, rules in (("banyan-servers", SERVER_RULES), ("banyan-router", ROUTER_RULES)):
+        lines += [f"  - name: {group}", "    rules:"]
+        for words in rules:
+            lines += _rule(*words)
     return "\n".join(lines) + "\n"
 
 
 def _rule(name: str, severity: str, expr: str, held: str, summary: str, advice: str, label: str) -> Iterator[str]:
     # A JSON string is a YAML string.
-    who = f"{{{{ $labels.instance }}}} {label} {{{{ $labels.{label} }}}}: "
+    part = f" {label} {{{{ $labels.{label} }}}}" if label else ""
+    who = f"{{{{ $labels.instance }}}}{part}: "
     yield f"      - alert: {name}"
     yield f"        expr: {json.dumps(expr)}"
     yield f"        for: {held}"

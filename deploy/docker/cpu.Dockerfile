@@ -23,6 +23,8 @@ RUN uv pip install --system --no-cache --no-deps /tmp/dist/*.whl && \
     rm -rf /tmp/dist /tmp/cpu.lock && \
     useradd --uid 1000 --create-home banyan
 USER 1000
-ENV SGLANG_USE_CPU_ENGINE=1 OMP_NUM_THREADS=1
+# Without AMX, which rounds differently with the number of rows: so a cached prefix changes no token (docs/design/0003).
+# One thread for each rank; with more cores than ranks: -e OMP_NUM_THREADS=CORES/RANKS.
+ENV SGLANG_USE_CPU_ENGINE=1 ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 OMP_NUM_THREADS=1
 EXPOSE 30000
 ENTRYPOINT ["python", "-m", "sglang.launch_server", "--host", "0.0.0.0", "--port", "30000", "--device", "cpu", "--sleep-on-idle", "--enable-banyan"]

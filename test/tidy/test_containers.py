@@ -18,6 +18,8 @@ from jsonschema import Draft7Validator
 
 from banyan import SGLANG_VERSION, __version__, config
 from banyan.router import settings
+from banyan.router.app import build
+from benchmark.servers import cpu_env
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -61,6 +63,12 @@ def test_dockerfile_when_it_copies_then_the_files_are_there(path):
     assert len(DOCKERFILES) == 2
 
 
+def test_cpu_image_when_it_serves_then_without_amx_as_what_is_measured_here():
+    (line,) = re.findall("^ENV (SGLANG.*)$", (DEPLOY / "docker" / "cpu.Dockerfile").read_text(), re.MULTILINE)
+    variables = dict(word.split("=") for word in line.split())
+    assert variables.items() <= dict(cpu_env(dp=1)).items() and "ONEDNN_MAX_CPU_ISA" in variables
+
+
 def test_image_when_it_is_chosen_then_it_is_of_the_release_that_banyan_is_for():
     assert f":v{SGLANG_VERSION}\n" in (DEPLOY / "docker" / "gpu.Dockerfile").read_text()
 
@@ -68,7 +76,7 @@ def test_image_when_it_is_chosen_then_it_is_of_the_release_that_banyan_is_for():
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 def test_manifests_when_validated_then_kubernetes_takes_them_and_knows_every_field(version):
     kinds = [document["kind"] for document in documents()]
-    assert sorted(kinds) == ["ConfigMap", "Deployment", "Service", "Service", "StatefulSet"]
+    assert sorted(kinds) == ["ConfigMap", "Deployment", "NetworkPolicy", "Service", "Service", "StatefulSet"]
     for document in documents():
         kubernetes_validate.validate(document, version, strict=True)
 
@@ -133,6 +141,36 @@ def test_probes_when_sglang_is_well_then_its_answer_is_waited_for():
     _, container = pod(one("StatefulSet"))
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[name]["httpGet"]["path"] == "/health" and container[name]["timeoutSeconds"] >= 3, name
+
+
+def test_routers_pod_when_its_router_is_only_busy_then_it_is_left_alone():
+    """And while no server is up, which /health would say."""
+    _, container = pod(one("Deployment"))
+    probe = container["livenessProbe"]
+    app, _ = build(settings.Settings(servers=("http://a:1",)))
+    assert probe["httpGet"]["path"] == "/metrics" in {route.path for route in app.routes}
+    assert probe["timeoutSeconds"] >= 10 and probe["periodSeconds"] * probe["failureThreshold"] >= 300
+
+
+def test_routers_pod_when_a_namespace_is_restricted_then_it_may_run_there():
+    spec, container = pod(one("Deployment"))
+    security = container["securityContext"]
+    assert security["runAsNonRoot"] and security["runAsUser"] > 0 and not security["allowPrivilegeEscalation"]
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"} and security["capabilities"] == {"drop": ["ALL"]}
+    assert all({"configMap", "emptyDir"} & volume.keys() for volume in spec["volumes"])
+
+
+def test_policy_when_it_admits_then_routers_alone_to_the_port_of_servers():
+    policy = one("NetworkPolicy")["spec"]
+    labels = {
+        kind: one(kind)["spec"]["template"]["metadata"]["labels"].items() for kind in ("StatefulSet", "Deployment")
+    }
+    (rule,) = policy["ingress"]
+    (admitted,) = (peer["podSelector"]["matchLabels"].items() for peer in rule["from"])
+    assert policy["podSelector"]["matchLabels"].items() <= labels["StatefulSet"] and admitted <= labels["Deployment"]
+    assert not admitted <= labels["StatefulSet"] and policy["policyTypes"] == ["Ingress"]
+    _, container = pod(one("StatefulSet"))
+    assert [port["port"] for port in rule["ports"]] == [port["containerPort"] for port in container["ports"]]
 
 
 def test_pods_when_they_end_or_start_then_as_the_programs_in_them_expect():

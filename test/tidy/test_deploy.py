@@ -59,23 +59,9 @@ def test_alerts_when_promtool_reads_them_then_they_are_rules_with_a_way_out():
 
 
 def test_alerts_when_series_say_that_something_is_wrong_then_they_fire_and_otherwise_not(tmp_path):
-    labels = '{dp_rank="0", instance="i"}'
-
     def case(series, alert, fires, at="30m"):
-        expected = [{"exp_labels": {"dp_rank": "0", "instance": "i", "severity": severity_of(alert)}}] if fires else []
-        annotations = next(rule["annotations"] for rule in rules() if rule["alert"] == alert)
-        for one in expected:
-            one["exp_annotations"] = {
-                name: text.replace("{{ $labels.instance }}", "i").replace("{{ $labels.dp_rank }}", "0")
-                for name, text in annotations.items()
-            }
-        return {
-            "interval": "1m",
-            "input_series": [
-                {"series": f"{SERIES[name].name}{labels}", "values": values} for name, values in series.items()
-            ],
-            "alert_rule_test": [{"eval_time": at, "alertname": alert, "exp_alerts": expected}],
-        }
+        of_rank = {f'{SERIES[name].name}{{dp_rank="0", instance="i"}}': values for name, values in series.items()}
+        return fired(of_rank, alert, at, *([{"dp_rank": "0", "instance": "i"}] if fires else []))
 
     allowed = {"store_write_bytes_per_day": "1440x600"}
     cases = [
@@ -97,13 +83,63 @@ def test_alerts_when_series_say_that_something_is_wrong_then_they_fire_and_other
         case({"fetches_refused": "0+100x30", "fetches": "0+100x30"}, "BanyanFetchesRefused", True),
         case({"fetches_refused": "0+1x30", "fetches": "0+100x30"}, "BanyanFetchesRefused", False),
     ]
-    asked = tmp_path / "tests.yml"
+    try_rules(tmp_path, cases)
+
+
+def fired(series, alert, at, *labels):
+    """A case of promtool's: with these series, the alert fires at that time once for each of ``labels``, whose values
+    are all that its words name."""
+    (rule,) = (rule for rule in rules() if rule["alert"] == alert)
+    expected = [
+        {
+            "exp_labels": {**one, **rule["labels"]},
+            "exp_annotations": {name: filled_in(text, one) for name, text in rule["annotations"].items()},
+        }
+        for one in labels
+    ]
+    return {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "alert_rule_test": [{"eval_time": at, "alertname": alert, "exp_alerts": expected}],
+    }
+
+
+def filled_in(text, labels):
+    return re.sub(r"{{ \$labels\.(\w+) }}", lambda found: labels[found[1]], text)
+
+
+def try_rules(folder, cases):
+    asked = folder / "tests.yml"
     asked.write_text(yaml.safe_dump({"rule_files": [str(RULE_FILE)], "evaluation_interval": "1m", "tests": cases}))
     promtool("test", "rules", str(asked))
 
 
-def severity_of(name):
-    return next(rule["labels"]["severity"] for rule in rules() if rule["alert"] == name)
+def test_alert_when_a_server_is_gone_then_it_fires_until_that_one_is_back_or_a_while_has_passed(tmp_path):
+    ranks = [f'{SERIES["num_ranks"].name}{{dp_rank="{rank}", instance="%s"}}' for rank in (0, 1)]
+    values = {"dead": "2x20 stale", "restarted": "2x20 stale _x4 2x40", "well": "2x60"}
+    series = {rank % instance: told for instance, told in values.items() for rank in ranks}
+    gone = {"20m": (), "23m": ("dead", "restarted"), "30m": ("dead",), "40m": ()}
+    try_rules(
+        tmp_path,
+        [fired(series, "BanyanServerGone", at, *({"instance": one} for one in those)) for at, those in gone.items()],
+    )
+
+
+def test_alerts_when_a_router_has_no_place_or_no_answer_then_their_words_name_a_server_where_there_is_one(tmp_path):
+    server = {"instance": "i", "server": "http://a:1"}
+    try_rules(
+        tmp_path,
+        [
+            fired({'banyan_router_waiting{instance="i"}': "3x30"}, "BanyanRouterQueue", "30m", {"instance": "i"}),
+            fired({'banyan_router_waiting{instance="i"}': "0x30"}, "BanyanRouterQueue", "30m"),
+            fired(
+                {'banyan_router_server_up{instance="i", server="http://a:1"}': "0x30"},
+                "BanyanRouterServerDown",
+                "30m",
+                server,
+            ),
+        ],
+    )
 
 
 def test_dashboard_when_promtool_reads_its_queries_then_all_are_understood(tmp_path):

@@ -156,7 +156,7 @@ RULES = (
         CRITICAL,
         Below("num_live_ranks", "num_ranks"),
         "a rank of this server is not there",
-        "SGLang takes a server down when a rank dies: look at its log, and restart it.",
+        "SGLang ends the whole server when a rank dies, and this one goes on: look at its log, and restart it.",
         held="1m",
     ),
     Rule(
@@ -253,7 +253,7 @@ RULES = (
         "BanyanLayersWait",
         WARNING,
         Share("wait_us", ("forward_us",), 0.2, least=1e6),
-        "forwards wait for pages: copies are not hidden",
+        "forwards wait for pages: copies are not hidden (CPU engine only)",
         "`banyan explain all` shows what the planner expected.",
         held="5m",
     ),
