@@ -40,8 +40,11 @@ def rounding() -> Finding:
 
 def rounding_of(cpu_flags: Collection[str], most: str | None) -> Finding:
     """Whether equal tokens can be expected: docs/design/0003. ``most``: oneDNN's limit."""
-    if "amx_bf16" not in cpu_flags or most is not None:
-        return Finding("CPU rounding", True, f"oneDNN up to {most}" if most is not None else "no AMX")
+    if "amx_bf16" not in cpu_flags:
+        return Finding("CPU rounding", True, "no AMX")
+    # It has names with AMX in them, and one for all that there is; what is none of its names changes nothing.
+    if most is not None and most.upper().startswith(("SSE", "AVX")) and "AMX" not in most.upper():
+        return Finding("CPU rounding", True, f"oneDNN up to {most}")
     detail = (
         "with AMX a row of a product rounds differently with the number of rows, so SGLang's CPU engine gives other "
         "tokens now and then where a prefix was cached, by whatever cache; for equal tokens start it with "

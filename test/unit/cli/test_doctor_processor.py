@@ -9,7 +9,10 @@ from banyan.cli import doctor_processor
     [
         (["avx512f", "amx_bf16"], None, "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"),
         (["avx512f", "amx_bf16"], "AVX512_CORE_BF16", "oneDNN up to AVX512_CORE_BF16"),
+        (["avx512f", "amx_bf16"], "DEFAULT", "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"),
+        (["avx512f", "amx_bf16"], "AVX512_CORE_AMX", "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"),
         (["avx512f"], None, "no AMX"),
+        (["avx512f"], "AVX512_CORE_BF16", "no AMX"),
     ],
 )
 def test_doctor_when_the_processor_has_amx_then_it_says_what_keeps_tokens_equal(flags, most, said):
