@@ -117,7 +117,6 @@ class TieBreaks(Protocol):
 
     def __call__(self, turn: int, rank: int) -> int:
         """The tie-break of ``rank`` in this turn; the lowest wins. Equal arguments, equal tie-breaks."""
-        ...
 
 
 class Policy(Protocol):
@@ -125,4 +124,3 @@ class Policy(Protocol):
 
     def choose(self, query: Query, candidates: Sequence[RankState], tie_breaks: TieBreaks) -> Choice:
         """One of the candidates, of which there is at least one; all of them are active and none is hot."""
-        ...

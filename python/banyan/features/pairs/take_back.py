@@ -49,15 +49,12 @@ class Arena(Protocol):
 
     def lookup(self, keys: Sequence[str]) -> Match:
         """The leading pages that it holds."""
-        ...
 
     def lease(self, match: Match, keys: Sequence[str]) -> Lease | None:
         """All of them or None."""
-        ...
 
     def start_copy(self, lease: Lease, frames: Frames) -> Copy:
         """Into these frames of the rank's pool."""
-        ...
 
 
 class TakeBack:

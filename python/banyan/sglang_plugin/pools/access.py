@@ -50,7 +50,6 @@ class PoolAccess(Protocol):
     @property
     def pins(self) -> Pins | None:
         """What makes this rank's part known to a device as it is needed; None where there is no part, or no device."""
-        ...
 
     follows_reads: bool
     """Whether a copy into the pool can follow a read of the store; if not, pages are leased once they have landed."""
@@ -60,21 +59,17 @@ class PoolAccess(Protocol):
 
     def attach(self, publish: Publish) -> None:
         """Pages that are complete go to ``publish`` from now on."""
-        ...
 
     def guard(self, allocator: QuarantiningAllocator, pages: OwnPages) -> None:
         """From now on ``allocator`` withdraws freed pages from ``pages`` before it hands them out."""
-        ...
 
     def frames(self, slots: torch.Tensor) -> Any:
         """Page numbers of whole pages of ``slots``, in the form that the source's ``start_copy`` takes."""
-        ...
 
     def join(
         self, rank_table: _native.RankTable, member_slots: MemberSlots, namespace: bytes
     ) -> tuple[OwnFrameTable, Peers]:
         """Announce the pool in the rank table and open the view of the others."""
-        ...
 
     def arena_peers(
         self,
@@ -85,38 +80,30 @@ class PoolAccess(Protocol):
         memory: _native.SharedBytes,
     ) -> Peers:
         """A view whose copies go down into this rank's part of the host arena."""
-        ...
 
     def offload(self, slots: torch.Tensor, keys: list[str], window: Window | None = None) -> bool:
         """Publish the pages of a node as soon as they are complete, of both pools at once; False when that cannot be
         promised. SGLang holds the node until it is told."""
-        ...
 
     def offer_again(self, slots: torch.Tensor, keys: list[str], window: Window) -> None:
         """As ``offload``, of a node that nobody holds, and SGLang is not told: pages that are freed meanwhile are
         withdrawn nevertheless."""
-        ...
 
     def time_layers(self, num_layers: int, took: Callable[[tuple[Piece, ...], float], None]) -> DeviceTimer | None:
         """What times prefills by the device's clock and tells ``took``; None where the caller's clock does."""
-        ...
 
     def poll(self) -> None:
         """Go on with what the device has finished. Called on every scheduling step; never waits."""
-        ...
 
     @property
     def num_completed(self) -> int:
         """Offloads that are done and not popped, counted in the order of ``offload``."""
-        ...
 
     def pop_completed(self) -> bool:
         """Take the oldest one; whether it was published."""
-        ...
 
     def give_up_offloads(self) -> None:
         """Those that are under way are done, unpublished."""
-        ...
 
     def wait_for_copies(self) -> None:
         """Before pages are withdrawn or memory is given away: wait until no copy is under way.
@@ -124,17 +111,13 @@ class PoolAccess(Protocol):
         Raises:
             RuntimeError: when the device does not come to an end with them.
         """
-        ...
 
     def leave(self) -> None:
         """Before the rank leaves its namespace: let go of its peers, drop what is not published. No copy is under way
         but those of the tiers, which end meanwhile."""
-        ...
 
     def state(self) -> dict[str, int]:
         """What this way to the pool has taken of the machine, for ``/server_info``."""
-        ...
 
     def forget(self) -> None:
         """After a flush: SGLang has forgotten its offloads, so they are neither published nor counted."""
-        ...

@@ -54,7 +54,6 @@ class PageKernel(Protocol):
 
     def enqueue(self, *, stream: int, lists: PageLists, target_row: int, extents: range) -> None:
         """Copy every listed page's ``extents`` into the place of ``target_row``; asynchronous, in stream order."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
