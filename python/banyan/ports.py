@@ -252,50 +252,6 @@ class Asked(Protocol[Found]):
         """The questions that are over since the last call."""
 
 
-class KeepingStore(Protocol):
-    """A store that chooses itself what it evicts, and can be told what goes last."""
-
-    def keep(self, keys: list[str], /) -> None:
-        """From now on these go only when nothing else of this writer's can, also those that are not there yet."""
-
-    def let_go(self, keys: list[str], /) -> None:
-        """These go as any other."""
-
-
-class SharedOutStore(Protocol):
-    """A store that chooses itself what it evicts, and can be told whose pages are whose. Owners have numbers, of at
-    most 16 bits; 0 is nobody."""
-
-    def share_out(self, share: float, /) -> None:
-        """From now on, while others want room, an owner of more than this share of this writer's places makes it
-        first; what is nobody's, before a share is reached."""
-
-    def put_for(
-        self, owner: int, keys: Sequence[str], parent: str | None, memory: object, offsets: Frames, /
-    ) -> list[str]:
-        """As ``PageStore.put``, of pages that are an owner's."""
-
-    def adopt(self, owner: int, keys: list[str], /) -> None:
-        """Of the leading pages of these keys, those that this writer has stored and are nobody's are an owner's."""
-
-
-class TellingStore(Protocol):
-    """A store that can say what its writer has there: on a shelf of its own, with numbered places.
-
-    Pages go by the first 64 bits of their keys, signed: so KV events name them. Only ``identity`` waits for a device.
-    """
-
-    identity: str
-    """Tells this store from any other; the same for all its users, on whichever node. May raise OSError."""
-
-    def moved(self, most: int, /) -> tuple[list[int], list[int]]:
-        """Of the pages that have come or gone since the last call, ``most`` of them, the first first: those that are
-        there now, and those that are not. The first call begins."""
-
-    def own_pages(self, first_place: int, num_places: int, /) -> list[int] | None:
-        """What lies in these places; None behind the last one."""
-
-
 class AskingRequest(Protocol):
     """What the cache has to know of a request (``banyan.planner.RequestFacts``)."""
 

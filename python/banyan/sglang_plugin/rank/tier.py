@@ -33,7 +33,7 @@ from banyan.sglang_plugin.rank.arena_memory import Arena
 from banyan.sglang_plugin.rank.points import SourceAccess, TierParts
 from banyan.sglang_plugin.rank.reporting.arena_events import ArenaEvents
 from banyan.sglang_plugin.rank.reporting.store_events import StoreEvents
-from banyan.store import asked_store, telling_store
+from banyan.store import asked_store, native_store
 from banyan.telemetry import Counters
 
 LAST_ANSWERS_S = 10.0
@@ -88,8 +88,8 @@ def _told(events: ArenaEvents | None, residency: Residency) -> ArenaEvents | Non
 
 def _told_of_store(events: ArenaEvents | None, store: PageStore | None) -> StoreEvents | None:
     """Tell of the store, where somebody is told of the arena and the store can say what it holds."""
-    telling = telling_store(store)
-    return None if events is None or telling is None else StoreEvents(telling)
+    native = native_store(store)
+    return None if events is None or native is None else StoreEvents(native)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

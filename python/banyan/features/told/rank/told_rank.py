@@ -26,7 +26,7 @@ from banyan.sglang_plugin.page_hash import namespace_seed
 from banyan.sglang_plugin.rank import requests
 from banyan.sglang_plugin.rank.one_rank import Rank
 from banyan.sglang_plugin.rank.points import Attachment, Points
-from banyan.store import keeping_store
+from banyan.store import native_store
 from banyan.telemetry import Pseudonyms
 
 MOST_LISTED = 256
@@ -137,7 +137,7 @@ class ToldRank(Attachment):
 
     def _changed(self, came: list[str], gone: list[str]) -> None:
         for kind in self._rank.kinds:
-            store = keeping_store(kind.store)
+            store = native_store(kind.store)
             if store is not None:
                 store.keep(came)
                 store.let_go(gone)
