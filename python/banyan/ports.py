@@ -176,7 +176,7 @@ class StoreRead(Protocol):
 
 
 class PageStore(Protocol):
-    """The store as a rank uses it. Only ``sync``, ``invalidate``, ``evict``, ``clear`` and ``close`` wait for a device.
+    """The store as a rank uses it. Only ``sync``, ``invalidate``, ``clear`` and ``close`` wait for a device.
 
     ``engine`` says in one line what does the I/O.
     """
@@ -217,9 +217,6 @@ class PageStore(Protocol):
 
     def open_writes(self) -> None:
         """Write whenever nobody reads."""
-
-    def evict(self, num_pages: int) -> int:
-        """Evict this writer's own pages."""
 
     def clear(self) -> int:
         """Remove every page that this writer has stored, whatever stands behind it, and fail what is queued; how many

@@ -45,7 +45,7 @@ def _measure(shape: Shape, location: StoreLocation) -> dict[str, Any]:
             os.sync()
             seconds["get"].append(_get_s(store, blocks, keys, shape.num_layers))
             seconds["layerwise_get"].append(_get_s(store, blocks, keys, 1))
-            store.evict(blocks.num_blocks)
+            store.clear()
             store.sync()
         engine = store.engine
     finally:

@@ -45,9 +45,6 @@ class Orphans:
         self._chains: deque[_Chain] = deque()
         self._num_given_up_pages = 0
 
-    def __len__(self) -> int:
-        return len(self._chains)
-
     def refused(self, keys: Sequence[str]) -> None:
         """The store has just refused this chain."""
         now_s = self._clock()

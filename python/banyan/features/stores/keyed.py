@@ -13,7 +13,6 @@ at that only.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -271,28 +270,6 @@ class KeyedStore:
 
     # ---- leave -------------------------------------------------------------------------------------------------
 
-    def evict(self, num_pages: int) -> int:
-        """Remove pages that this process has written, the latest first, as far as it remembers them."""
-        try:
-            return self._remove(num_pages)
-        except OSError as error:
-            self._failed("write_failures", error)
-            return 0
-
-    def _remove(self, num_pages: int) -> int:
-        with self._lock:
-            keys = list(itertools.islice(reversed(self._own), num_pages))
-            for key in keys:
-                del self._own[key]
-        self._presence.forget(keys)
-        try:
-            return self._evictions.remove([name_of(self._presence.namespace, key) for key in keys]) if keys else 0
-        except OSError:
-            # The next one has them to remove.
-            with self._lock:
-                self._own.update(dict.fromkeys(reversed(keys)))
-            raise
-
     def clear(self) -> int:
         """Fail what is queued, and remove the pages that this process has written, as far as it remembers them. Others
         may do the same just now: what they hold has to be asked again.
@@ -301,8 +278,18 @@ class KeyedStore:
             OSError: when the library refuses, or has not answered in time.
         """
         self._writes.drop()
+        with self._lock:
+            # The latest first.
+            keys = list(reversed(self._own))
+            self._own.clear()
         self._presence.clear()
-        return self._remove(MAX_PRESENT)
+        try:
+            return self._evictions.remove([name_of(self._presence.namespace, key) for key in keys]) if keys else 0
+        except OSError:
+            # The next one has them to remove.
+            with self._lock:
+                self._own.update(dict.fromkeys(reversed(keys)))
+            raise
 
     def invalidate(self, namespace: bytes) -> None:
         with self._lock:

@@ -33,7 +33,7 @@ def test_orphan_when_its_parent_comes_then_it_is_offered_once_more_and_forgotten
     rig.at(FIRST_PAUSE_S)
     rig.at(10)
     assert rig.offered == [(FIRST_PAUSE_S, ["a", "b"])]
-    assert len(rig.orphans) == 0 and rig.orphans.take_given_up() == 0
+    assert len(rig.orphans._chains) == 0 and rig.orphans.take_given_up() == 0
 
 
 def test_orphan_when_its_parent_never_comes_then_the_pauses_grow_and_it_is_given_up():
@@ -45,7 +45,7 @@ def test_orphan_when_its_parent_never_comes_then_the_pauses_grow_and_it_is_given
     pauses = [later - earlier for earlier, later in pairwise(times)]
     assert times[-1] <= 20.01
     assert len(times) < 15 and max(pauses) <= MAX_PAUSE_S + 0.11
-    assert len(rig.orphans) == 0
+    assert len(rig.orphans._chains) == 0
     assert rig.orphans.take_given_up() == 2 and rig.orphans.take_given_up() == 0
 
 
@@ -64,7 +64,7 @@ def test_orphans_when_too_many_wait_then_the_oldest_is_given_up():
     rig = Rig(max_chains=2)
     for key in "abc":
         rig.orphans.refused([key])
-    assert len(rig.orphans) == 2 and rig.orphans.take_given_up() == 1
+    assert len(rig.orphans._chains) == 2 and rig.orphans.take_given_up() == 1
     rig.at(1.0)
     assert [keys for _, keys in rig.offered] == [["b"], ["c"]]
 
