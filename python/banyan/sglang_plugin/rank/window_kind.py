@@ -63,7 +63,7 @@ class WindowKind(Kind):
 
     def publish(self, keys: Sequence[str], frames: Any) -> None:
         """Offer a chain of complete pages to the peers."""
-        self.pages.publish(frames, list(keys))
+        self.pages.frame_table.publish(frames, list(keys))
 
     def back_up(self, keys: Sequence[str]) -> None:
         """The same chain, to the tiers below."""
@@ -71,7 +71,7 @@ class WindowKind(Kind):
         if self.tier is None or not chain:
             return
         self.tier.learn([chain])
-        self.tier.back_up(chain)
+        self.tier.backup.offer(chain)
 
     # ---- requests that have come -------------------------------------------------------------------------------
 

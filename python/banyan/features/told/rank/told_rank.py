@@ -142,7 +142,7 @@ class ToldRank(Attachment):
                 store.keep(came)
                 store.let_go(gone)
             if kind.tier is not None:
-                kind.tier.kept_no_more(gone)
+                kind.tier.residency.kept_no_more(gone)
 
     def poll(self) -> None:
         self._told.expire()
