@@ -11,12 +11,11 @@ Back-log and gate are native, since every I/O asks them (banyan-store, ``pacing.
 from banyan.pacing.admission import Admission, WriteAdmission, WriteVerdict
 from banyan.pacing.budget import WriteBudget
 from banyan.pacing.correction import Correction, length_class, nearest, shortest_of_class
-from banyan.pacing.write_pause import StoreWrites, WritePause
+from banyan.pacing.write_pause import WritePause
 
 __all__ = [
     "Admission",
     "Correction",
-    "StoreWrites",
     "WriteAdmission",
     "WriteBudget",
     "WritePause",

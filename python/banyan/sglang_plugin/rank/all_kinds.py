@@ -141,7 +141,7 @@ class Kinds:
     def close_tiers(self) -> None:
         """Leave the arena for good."""
         for kind in self:
-            kind.close_tier()
+            kind.leave_tier(for_good=True)
 
     def close(self) -> None:
         """Leave for good."""

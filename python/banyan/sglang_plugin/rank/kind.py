@@ -9,7 +9,7 @@ Invariants
      each view.
 
 States: joined (the constructor) -> ``leave_tier``, ``leave`` -> outside -> ``rejoin`` (other weights) -> joined ->
-``close_tier``, ``close``. Scheduler thread only.
+``leave_tier`` for good, ``close``. Scheduler thread only.
 """
 
 from __future__ import annotations
@@ -260,8 +260,9 @@ class Kind:
         if self.tier is not None:
             self.tier.reset()
 
-    def leave_tier(self) -> None:
-        """Leave the arena: nothing of it reads the pool any more, and no peer reads it.
+    def leave_tier(self, *, for_good: bool = False) -> None:
+        """Leave the arena: nothing of it reads the pool any more, and no peer reads it. ``for_good``: nobody is waited
+        for, and what is kept stays.
 
         Raises:
             RuntimeError: when a peer does not stop reading.
@@ -269,20 +270,10 @@ class Kind:
         for access in self._sources:
             access.call_in()
         if self.tier is not None:
-            self.tier.leave()
+            (self.tier.close if for_good else self.tier.leave)()
             self.tier = None
         for access in self._sources:
-            access.leave()
-
-    def close_tier(self) -> None:
-        """As ``leave_tier``, for good: nobody is waited for, and what is kept stays."""
-        for access in self._sources:
-            access.call_in()
-        if self.tier is not None:
-            self.tier.close()
-            self.tier = None
-        for access in self._sources:
-            access.close()
+            (access.close if for_good else access.leave)()
 
     def leave(self) -> None:
         """Withdraw the pool's pages, wait until no peer reads one, and leave.

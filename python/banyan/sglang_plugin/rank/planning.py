@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from banyan.core import Fetch, Offer, Outcome, Refusal, Run, SourceKind
-from banyan.pacing import StoreWrites, WritePause
+from banyan.pacing import WritePause
 from banyan.planner import Action, ForwardSample, MoveRates, Piece, Planner, PrefillTimes, RequestFacts
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import prefill
@@ -55,12 +55,9 @@ class RankPlanner:
         self._fixed_tokens = fixed_tokens
         self._pieces_prepared: tuple[Piece, ...] = ()
         self._pieces_running: tuple[Piece, ...] = ()
-        self._writes: WritePause | None = None
+        self.writes = WritePause()
+        """Whose stores write nothing while a prefill runs."""
         self.spans = Spans()
-
-    def pace_writes(self, store: StoreWrites) -> None:
-        """From now on ``store`` writes nothing while a prefill runs. A second store replaces the first."""
-        self._writes = WritePause(store)
 
     # ---- plan --------------------------------------------------------------------------------------------------
 
@@ -141,17 +138,14 @@ class RankPlanner:
     def forward_begins(self) -> None:
         """A forward starts: the prepared prefill, or a decode step, which is no lesson."""
         self._pieces_running, self._pieces_prepared = self._pieces_prepared, ()
-        if self._writes is None:
-            return
         if self._pieces_running:
-            self._writes.begin_prefill()
+            self.writes.begin_prefill()
         else:
-            self._writes.end()
+            self.writes.end()
 
     def step_begins(self) -> None:
         """A scheduling step: it may find nothing more to compute."""
-        if self._writes is not None:
-            self._writes.step()
+        self.writes.step()
 
     @property
     def pieces_running(self) -> tuple[Piece, ...]:
@@ -162,8 +156,7 @@ class RankPlanner:
         """The forward that had begun has taken so long for each layer."""
         self.forward_took(self._pieces_running, layer_us)
         self._pieces_running = ()
-        if self._writes is not None:
-            self._writes.end()
+        self.writes.end()
 
     def forward_took(self, pieces: tuple[Piece, ...], layer_us: float) -> None:
         """A forward over ``pieces`` has taken so long for each layer. On a GPU others have begun meanwhile."""
