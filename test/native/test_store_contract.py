@@ -38,7 +38,8 @@ from banyan._native import SharedBytes
 from banyan.features.stores import MOONCAKE, NIXL_POSIX, nixl_files
 from banyan.features.stores import mooncake as mooncake_values
 from banyan.ports import PageStore
-from banyan.store import asked_store, backends
+from banyan.store import backends
+from banyan.store.backends import asked_store
 from banyan.store.location import FILE, HF3FS
 from benchmark.mooncake import Mooncake
 

@@ -13,7 +13,8 @@ import time
 from typing import Any
 
 from banyan.ports import PageStore
-from banyan.store import Space, StoreLocation, open_store
+from banyan.store.backends import Space, open_store
+from banyan.store.location import StoreLocation
 from banyan_lab.bench.store.blocks import SHAPES, Blocks, Shape
 
 NUM_ROUNDS = 5

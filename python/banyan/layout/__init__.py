@@ -3,7 +3,7 @@
 
 from banyan.layout.block import BlockGeometry
 from banyan.layout.cacheable import cacheable_tokens
-from banyan.layout.geometry import Extent, PoolGeometry
+from banyan.layout.geometry import PoolGeometry
 from banyan.layout.member_slots import MemberSlots
 from banyan.layout.namespace import Namespace
 from banyan.layout.page import PageLayout
@@ -11,7 +11,6 @@ from banyan.layout.ranks import Layout
 
 __all__ = [
     "BlockGeometry",
-    "Extent",
     "Layout",
     "MemberSlots",
     "Namespace",

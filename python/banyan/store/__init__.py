@@ -3,15 +3,3 @@
 
 ``location`` says what URLs mean, ``backends`` opens what they name. Files are kept by the native core.
 """
-
-from banyan.store.backends import Space, asked_store, look, native_store, open_store
-from banyan.store.location import StoreLocation
-
-__all__ = [
-    "Space",
-    "StoreLocation",
-    "asked_store",
-    "look",
-    "native_store",
-    "open_store",
-]

@@ -9,7 +9,7 @@ from test.sglang_plugin.rank.matched import Matched
 
 from banyan.config import Config
 from banyan.core import Fetch, Offer, Outcome, PrefixSpan, Run, SourceKind
-from banyan.pacing import WritePause
+from banyan.pacing.write_pause import WritePause
 from banyan.planner import Action, PrefillCost, PrefillTimes, asked
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import hooks, linker, planning, prefill, requests

@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from banyan.pacing import Admission, WriteAdmission, WriteBudget, WriteVerdict
+from banyan.pacing.admission import Admission, WriteAdmission, WriteVerdict
+from banyan.pacing.budget import WriteBudget
 
 DAY_NS = 24 * 3600 * 10**9
 PAGE_BYTES = 100

@@ -21,7 +21,7 @@ from banyan.features.tenant_share.frame_owners import NOBODY
 from banyan.features.tenant_share.shared_residency import SharedResidency
 from banyan.ports import ArenaFrameTable, Frames, PageStore
 from banyan.routing.tenant_secret import SALT_CHARS
-from banyan.store import native_store
+from banyan.store.backends import native_store
 
 REMEMBERED_KEYS = 1 << 17
 """At least so many, and at most twice: some 30 MB. At 16 tokens a page two million tokens of prompts."""

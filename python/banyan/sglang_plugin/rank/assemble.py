@@ -15,7 +15,7 @@ from typing import Any
 
 from banyan import faults
 from banyan.cache import PrefixCache
-from banyan.pacing import WritePause
+from banyan.pacing.write_pause import WritePause
 from banyan.planner import RequestFacts
 from banyan.sglang_plugin import page_hash, runtime
 from banyan.sglang_plugin.pools.choose import open_device

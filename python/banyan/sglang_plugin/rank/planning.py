@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from banyan.core import Fetch, Offer, Outcome, Refusal, Run, SourceKind
-from banyan.pacing import WritePause
+from banyan.pacing.write_pause import WritePause
 from banyan.planner import Action, ForwardSample, MoveRates, Piece, Planner, PrefillTimes, RequestFacts
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import prefill

@@ -18,7 +18,7 @@ from test.unit.directory.rig import keys
 from banyan import _native
 from banyan.config import Config
 from banyan.core import SourceKind
-from banyan.pacing import WritePause
+from banyan.pacing.write_pause import WritePause
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.host_pool import SharedMHAPool

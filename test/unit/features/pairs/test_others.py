@@ -3,7 +3,8 @@
 
 import weakref
 
-from banyan.features.pairs import Others, Role
+from banyan.features.pairs.others import Others
+from banyan.features.pairs.roles import Role
 
 
 def test_decode_server_when_a_prompt_came_then_it_keeps_the_answer_and_looks_nothing_up():

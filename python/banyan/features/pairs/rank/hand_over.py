@@ -20,7 +20,7 @@ import zmq
 from sglang.srt.disaggregation.base.conn import KVPoll
 from sglang.srt.disaggregation.common.conn import ABORT_TAG, AbortNotification, CommonKVReceiver
 
-from banyan.features.pairs import AskedRooms, weights_refusal
+from banyan.features.pairs.asked_rooms import AskedRooms
 from banyan.features.pairs.rank import at_rank
 from banyan.features.pairs.rank.control_port import (
     DEFERRED_TAGS,
@@ -31,6 +31,7 @@ from banyan.features.pairs.rank.control_port import (
     ScreenedSocket,
 )
 from banyan.features.pairs.rank.sealed import receiver_context
+from banyan.features.pairs.roles import weights_refusal
 from banyan.latest import Latest
 from banyan.sglang_plugin.rank.reporting import report
 

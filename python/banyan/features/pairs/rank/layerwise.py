@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from banyan.features.pairs import Advance, AskedRooms, Pace, layers_of_regions
+from banyan.features.pairs.advance import Advance, Pace, layers_of_regions
+from banyan.features.pairs.asked_rooms import AskedRooms
 from banyan.sglang_plugin.rank.reporting import report
 
 Pages = npt.NDArray[np.int32]

@@ -26,7 +26,7 @@ from banyan.sglang_plugin.page_hash import namespace_seed
 from banyan.sglang_plugin.rank import requests
 from banyan.sglang_plugin.rank.one_rank import Rank
 from banyan.sglang_plugin.rank.points import Attachment, Points
-from banyan.store import native_store
+from banyan.store.backends import native_store
 from banyan.telemetry import Pseudonyms
 
 MOST_LISTED = 256
