@@ -113,3 +113,10 @@ class PageLayout:
     def identity(self) -> tuple[tuple[tuple[str, int], ...], ...]:
         """What two pools must have in common to exchange pages: names and sizes, without places and capacity."""
         return tuple(tuple((part.name, part.page_bytes) for part in parts) for parts in self.layers)
+
+
+def cacheable_tokens(num_tokens: int, page_tokens: int = 1, tokens_ahead: int = 0) -> int:
+    """What a cache can supply of a prompt of ``num_tokens``, in whole pages: all but the last token, which a rank
+    computes to have something to sample from. Of what is left, ``tokens_ahead`` belong to no page: its key depends on
+    so many tokens behind it."""
+    return max(num_tokens - 1 - tokens_ahead, 0) // page_tokens * page_tokens

@@ -24,7 +24,7 @@ from typing import Any
 from sglang.srt.runtime_context import get_schedule
 
 from banyan import _native
-from banyan.arena.read_steps import layers_per_read
+from banyan.arena.window import layers_per_read
 from banyan.config import Config
 from banyan.layout import BlockGeometry, Layout, Namespace
 from banyan.ports import OwnFrameTable, PageStore
