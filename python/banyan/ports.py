@@ -7,10 +7,14 @@ GPUs. Everything here is called on the scheduler thread; only a ``Copy`` is work
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from banyan import _native
 from banyan.core import Fetch, Outcome, Refusal, SourceKind
+
+Clock = Callable[[], int]
+"""Monotonic time in nanoseconds. The simulator has its own."""
 
 Frames = Any
 """Page numbers of a pool: a sized, C-contiguous buffer of int64 (a numpy array at the edge)."""
@@ -103,38 +107,13 @@ class Peers(Protocol):
         """
 
 
-class OwnFrameTable(Protocol):
-    """This rank's own pages, as others see them. One writer: the scheduler thread.
-
-    Frames that come back are ``bytes`` of little-endian int64.
-    """
-
-    version: int
-    num_published: int
-    num_quarantined: int
-
-    def publish(self, frames: Frames, keys: Sequence[str]) -> int:
-        """Offer complete pages to the peers; returns how many were new."""
-
-    def retire(self, frames: Frames) -> bytes:
-        """Withdraw pages; returns the frames that nobody reads and that may be reused now."""
-
-    def drain(self) -> bytes:
-        """Frames that have left quarantine since the last call."""
-
-    def log_access(self, pages: bytes) -> None:
-        """Log for the peers that a prompt of these pages has come; as ``Peers.read_access_logs`` gives them."""
-
-    def reset(self) -> None:
-        """Withdraw every page. Frames that are being read go to quarantine."""
-
-    def close(self) -> None:
-        """Withdraw every page and leave the rank table."""
+OwnFrameTable = _native.FrameTable
+"""This rank's own pages, as others see them. One writer: the scheduler thread."""
 
 
 class ArenaFrameTable(Protocol):
     """The frame table of this rank's part of the host arena. As ``OwnFrameTable``; what was leased lately decides who
-    stays."""
+    stays. Frames that come back are ``bytes`` of little-endian int64."""
 
     def publish(self, frames: Frames, keys: Sequence[str]) -> int: ...
 
@@ -306,10 +285,3 @@ class LayerWatch(Protocol):
 
     def completed(self, num_layers: int) -> None:
         """It has completed its first ``num_layers``."""
-
-
-class Clock(Protocol):
-    """Monotonic time. The simulator has its own."""
-
-    def __call__(self) -> int:
-        """Nanoseconds since some fixed moment."""

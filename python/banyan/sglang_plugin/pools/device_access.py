@@ -220,7 +220,7 @@ class DeviceAccess:
             reads = ArenaReads(self._ring, frame_bytes=BlockGeometry.of_page(geometry.page).frame_bytes)
         reader = self._open_reader(peers, order, self._copy_ends, num_pages=geometry.num_pages, reads=reads)
         # It leases only what its own lookup has found; a protocol cannot say that.
-        return cast(OwnFrameTable, frame_table), cast(Peers, reader)
+        return frame_table, cast(Peers, reader)
 
     def _open_mappings(self, peers: _native.Peers, member_slots: MemberSlots) -> PeerMappings:
         """For all readers of this rank: what one of them can read the others can."""

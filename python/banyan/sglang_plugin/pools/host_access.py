@@ -55,7 +55,7 @@ class HostAccess:
         )
         # It leases only what its own lookup has found; a protocol cannot say that.
         peers = _native.Peers(rank_table, member_slots.own, member_slots.own, namespace, geometry.table(), pool)
-        return cast(OwnFrameTable, frame_table), cast(Peers, peers)
+        return frame_table, cast(Peers, peers)
 
     def arena_peers(
         self,

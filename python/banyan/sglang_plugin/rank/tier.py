@@ -43,7 +43,7 @@ MAX_SUMMED_BYTES = 1 << 30
 """Waiting for their checksums at once: a tenth of a second's work."""
 
 
-def withdraw(frame_table: OwnFrameTable | _native.FrameTable) -> None:
+def withdraw(frame_table: OwnFrameTable) -> None:
     """Withdraw a frame table's pages, and wait until no peer reads one. Nobody else waits for one of them to be let go.
 
     Raises:

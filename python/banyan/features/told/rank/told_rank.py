@@ -17,7 +17,7 @@ from typing import Any
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from banyan.core import SourceKind
+from banyan.arena.page_source import all_that_is_found
 from banyan.features.told.command import Action, Command
 from banyan.features.told.table import Prefix, Refused, Told
 from banyan.routing.tenant_secret import SALT_CHARS
@@ -114,7 +114,7 @@ class ToldRank(Attachment):
             raise Refused("there is no arena to bring pages to: start the server with --banyan-host-gb")
         slots = sorted(full.member_slots.with_peers)
         if slots[int(keys[0][:8], 16) % len(slots)] == full.member_slots.own:
-            self._rank.kinds.arrive(next(self._names), keys, _all_that_is_found)
+            self._rank.kinds.arrive(next(self._names), keys, all_that_is_found)
         return full.tier.num_there(keys)
 
     def _split_pool(self, command: Command, cache: Any, num_pages: int) -> None:
@@ -203,7 +203,3 @@ def _seed(extra_key: str | None, cache_salt: str | None) -> str:
     except ValueError as error:
         raise Refused("cache_salt, extra_key: no Unicode") from error
     return "" if seed is None else seed.hex()
-
-
-def _all_that_is_found(num_missing: int, num_found: int, kind: SourceKind) -> int:
-    return num_found
