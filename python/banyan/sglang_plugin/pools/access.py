@@ -39,7 +39,7 @@ Pins = HostPieces
 
 
 class PoolAccess(Protocol):
-    """What differs between a pool on the host and one on a GPU."""
+    """What differs between a pool on the host and one on a GPU. What has a body is that of a pool on the host."""
 
     shares_pool: bool
     """Whether peers read the pool itself; if not, they find its pages in the host arena."""
@@ -47,14 +47,13 @@ class PoolAccess(Protocol):
     pins_arena: bool
     """Whether pages can be copied to and from this rank's part of the host arena, if it has one."""
 
-    @property
-    def pins(self) -> Pins | None:
-        """What makes this rank's part known to a device as it is needed; None where there is no part, or no device."""
+    pins: Pins | None = None
+    """What makes this rank's part known to a device as it is needed; None where there is no part, or no device."""
 
     follows_reads: bool
     """Whether a copy into the pool can follow a read of the store; if not, pages are leased once they have landed."""
 
-    link_bytes_per_s: float
+    link_bytes_per_s: float = 0.0
     """How fast pages move between the pool and the arena, as measured at the start; 0.0 where that was not done."""
 
     def attach(self, publish: Publish) -> None:
@@ -91,6 +90,7 @@ class PoolAccess(Protocol):
 
     def time_layers(self, num_layers: int, took: Callable[[tuple[Piece, ...], float], None]) -> DeviceTimer | None:
         """What times prefills by the device's clock and tells ``took``; None where the caller's clock does."""
+        return None
 
     def poll(self) -> None:
         """Go on with what the device has finished. Called on every scheduling step; never waits."""
@@ -104,6 +104,7 @@ class PoolAccess(Protocol):
 
     def give_up_offloads(self) -> None:
         """Those that are under way are done, unpublished."""
+        return
 
     def wait_for_copies(self) -> None:
         """Before pages are withdrawn or memory is given away: wait until no copy is under way.
@@ -111,13 +112,16 @@ class PoolAccess(Protocol):
         Raises:
             RuntimeError: when the device does not come to an end with them.
         """
+        return
 
     def leave(self) -> None:
         """Before the rank leaves its namespace: let go of its peers, drop what is not published. No copy is under way
         but those of the tiers, which end meanwhile."""
+        return
 
     def state(self) -> dict[str, int]:
         """What this way to the pool has taken of the machine, for ``/server_info``."""
+        return {}
 
     def forget(self) -> None:
         """After a flush: SGLang has forgotten its offloads, so they are neither published nor counted."""

@@ -30,8 +30,8 @@ from banyan.layout import BlockGeometry, Layout, Namespace
 from banyan.ports import OwnFrameTable, PageStore
 from banyan.restorable import KindPages
 from banyan.sglang_plugin.pools.access import PoolAccess
-from banyan.sglang_plugin.pools.choose import open_access
 from banyan.sglang_plugin.pools.drafts import together
+from banyan.sglang_plugin.pools.host_access import HostAccess
 from banyan.sglang_plugin.pools.kind_pools import KindPools
 from banyan.sglang_plugin.pools.rank_device import RankDevice
 from banyan.sglang_plugin.pools.reserve import reserve_for
@@ -133,12 +133,19 @@ class Kind:
         return KindPages(frame_table, supply)
 
     def _open_access(self, shared: Any, arena: Arena | None) -> PoolAccess:
+        """The way to the pool, and its drafts."""
         rank, layout = self._rank, self.member_slots.layout
+        page_tokens = self.pools.slots_of_a_page(rank.page_tokens)
+        if rank.device is None:
+            return HostAccess(shared, page_tokens)
+        # Imported here: it loads Triton and the driver.
+        from banyan.sglang_plugin.pools.device_access import DeviceAccess
+
         first_device, device_step = rank.server_args.base_gpu_id, rank.server_args.gpu_id_step
-        return open_access(
+        return DeviceAccess(
             device=rank.device,
             pool=shared,
-            page_tokens=self.pools.slots_of_a_page(rank.page_tokens),
+            page_tokens=page_tokens,
             config=rank.config,
             num_slots=layout.num_slots(has_arena=True),
             forward_stream=rank.forward_stream,
