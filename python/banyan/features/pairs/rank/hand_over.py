@@ -70,7 +70,7 @@ class HandOver:
         """SGLang queues here what a request has to send: its pages, or those of a chunk."""
         manager: Any = self
         if bootstrap_room in manager.transfer_infos:
-            report.handed_over(len(kv_indices))
+            report.counters().handed_over_pages += len(kv_indices)
         return super().add_transfer_request(bootstrap_room, kv_indices, *more, **named)  # type: ignore[misc]
 
     def register_to_bootstrap(self) -> None:
@@ -100,7 +100,7 @@ class HandOver:
 
     def screen(self) -> None:
         """To be called before SGLang's thread takes the socket."""
-        self.server_socket: Any = ScreenedSocket(self.server_socket, self._is_foreign, report.foreign)
+        self.server_socket: Any = ScreenedSocket(self.server_socket, self._is_foreign)
 
     def _tags(self) -> Collection[bytes]:
         """Of the messages that SGLang understands because something is switched on."""

@@ -110,7 +110,7 @@ class LayerwiseSender:
         if ahead.advance.completed(num_layers):
             if not ahead.has_begun:
                 ahead.has_begun = True
-                report.advanced(len(ahead.pages))
+                report.counters().advanced_pages += len(ahead.pages)
             place = slice(ahead.first, ahead.first + len(ahead.pages))
             super().add_transfer_request(room, ahead.pages, place, False)  # type: ignore[misc]
 
