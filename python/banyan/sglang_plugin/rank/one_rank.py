@@ -134,10 +134,8 @@ class Rank:
         requests.when_gone(request, self._gone.append)
         self.owners.asked(requests.salt_of(request), keys)
         pages = self.demand.tell(keys)
-        requests.note_pages(request, pages)
-        requests.note_parting(request, self._lines.saw)
-        if self.chooses_victims:
-            requests.note_asked_before(request, self.demand.asked(pages, request) * self.page_tokens)
+        asked_before = self.demand.asked(pages, request) * self.page_tokens if self.chooses_victims else None
+        requests.note_prompt(request, pages, asked_before, self._lines.saw)
         full = self.kinds.full
         if full.tier is None or (full.guards_adapters and requests.is_of_this_server(request)):
             return
