@@ -63,14 +63,12 @@ class PageLayout:
         return cls.of_layers(num_layers, Part(KEYS, row * head_dim), Part(VALUES, row * value_dim))
 
     @classmethod
-    def of_latents(
-        cls, *, num_layers: int, page_tokens: int, row_bytes: int, index_dim: int = 0, tokens_per_index_key: int = 1
-    ) -> PageLayout:
+    def of_latents(cls, *, num_layers: int, page_tokens: int, row_bytes: int, index_dim: int = 0) -> PageLayout:
         """Latent attention: one row for all heads. With ``index_dim`` a quantised key of an indexer beside it."""
         parts = [Part(LATENTS, page_tokens * row_bytes)]
         if index_dim:
             key_bytes = index_dim + index_dim // INDEX_BLOCK * INDEX_SCALE_BYTES
-            parts.append(Part(INDEX_KEYS, page_tokens // tokens_per_index_key * key_bytes))
+            parts.append(Part(INDEX_KEYS, page_tokens * key_bytes))
         return cls.of_layers(num_layers, *parts)
 
     @classmethod

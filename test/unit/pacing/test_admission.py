@@ -25,8 +25,9 @@ def test_admission_when_every_page_is_wanted_then_the_first_access_does():
     assert WriteAdmission(Admission.FIRST_ACCESS, budget=None).judge("a", PAGE_BYTES, 0) is WriteVerdict.QUEUED
 
 
-def test_admission_when_too_many_keys_are_seen_then_the_oldest_is_new_again():
-    admission = WriteAdmission(Admission.SECOND_ACCESS, budget=None, max_remembered=2)
+def test_admission_when_too_many_keys_are_seen_then_the_oldest_is_new_again(monkeypatch):
+    monkeypatch.setattr("banyan.pacing.admission.MAX_REMEMBERED_KEYS", 2)
+    admission = WriteAdmission(Admission.SECOND_ACCESS, budget=None)
     for key in "abc":
         admission.judge(key, PAGE_BYTES, 0)
     assert admission.judge("c", PAGE_BYTES, 0) is WriteVerdict.QUEUED

@@ -60,7 +60,6 @@ class KeyedStore:
         namespace: bytes,
         layer_bytes: Sequence[int],
         read_bytes_per_s: int | None = None,
-        backlog_bytes: int = BACKLOG_BYTES,
         stall_s: float = STALL_S,
     ) -> None:
         self._values = values
@@ -89,7 +88,7 @@ class KeyedStore:
             values,
             self._value_format,
             self._header_buffer(BATCH),
-            backlog_bytes=backlog_bytes,
+            backlog_bytes=BACKLOG_BYTES,
             num_reads=lambda: self._num_reading,
             done=self._wrote,
             lost=self._log.about,
