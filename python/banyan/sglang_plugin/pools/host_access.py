@@ -23,13 +23,13 @@ class HostAccess(PoolAccess):
     shares_pool = True
     pins_arena = True
     follows_reads = True
+    num_completed = 0
 
     def __init__(self, pool: Any, page_tokens: int) -> None:
         self._pool = pool
         self._page_tokens = page_tokens
         self._publish: Publish | None = None
         self._allocator: Quarantine | None = None
-        self._num_completed = 0
 
     def attach(self, publish: Publish) -> None:
         self._publish = publish
@@ -68,7 +68,7 @@ class HostAccess(PoolAccess):
 
     def offload(self, slots: torch.Tensor, keys: list[str], window: Window | None = None) -> bool:
         self._publish_now(slots, keys, window)
-        self._num_completed += 1
+        self.num_completed += 1
         return True
 
     def offer_again(self, slots: torch.Tensor, keys: list[str], window: Window) -> None:
@@ -82,13 +82,9 @@ class HostAccess(PoolAccess):
         assert self._allocator is not None
         self._allocator.poll()
 
-    @property
-    def num_completed(self) -> int:
-        return self._num_completed
-
     def pop_completed(self) -> bool:
-        self._num_completed -= 1
+        self.num_completed -= 1
         return True
 
     def forget(self) -> None:
-        self._num_completed = 0
+        self.num_completed = 0

@@ -54,7 +54,8 @@ class RankPlanner:
         )
         self._fixed_tokens = fixed_tokens
         self._pieces_prepared: tuple[Piece, ...] = ()
-        self._pieces_running: tuple[Piece, ...] = ()
+        self.pieces_running: tuple[Piece, ...] = ()
+        """What the forward that has just begun computes; () when it is no prefill."""
         self.writes = WritePause()
         """Whose stores write nothing while a prefill runs."""
         self.spans = Spans()
@@ -137,8 +138,8 @@ class RankPlanner:
 
     def forward_begins(self) -> None:
         """A forward starts: the prepared prefill, or a decode step, which is no lesson."""
-        self._pieces_running, self._pieces_prepared = self._pieces_prepared, ()
-        if self._pieces_running:
+        self.pieces_running, self._pieces_prepared = self._pieces_prepared, ()
+        if self.pieces_running:
             self.writes.begin_prefill()
         else:
             self.writes.end()
@@ -147,15 +148,10 @@ class RankPlanner:
         """A scheduling step: it may find nothing more to compute."""
         self.writes.step()
 
-    @property
-    def pieces_running(self) -> tuple[Piece, ...]:
-        """What the forward that has just begun computes; () when it is no prefill."""
-        return self._pieces_running
-
     def forward_ended(self, layer_us: float) -> None:
         """The forward that had begun has taken so long for each layer."""
-        self.forward_took(self._pieces_running, layer_us)
-        self._pieces_running = ()
+        self.forward_took(self.pieces_running, layer_us)
+        self.pieces_running = ()
         self.writes.end()
 
     def forward_took(self, pieces: tuple[Piece, ...], layer_us: float) -> None:
