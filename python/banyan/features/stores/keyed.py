@@ -2,7 +2,7 @@
 """``ports.PageStore`` over a store that keeps values by name and has to be asked what it holds.
 
 Invariants
-  1. The scheduler's thread calls the public methods; none but ``sync``, ``invalidate``, ``evict``, ``clear`` and
+  1. The scheduler's thread calls the public methods; none but ``sync``, ``invalidate``, ``clear`` and
      ``close`` waits for the library. Questions, reads and writes are other threads', and the number of each is bounded.
   2. A name says namespace and page key, so nothing of another model, layout or shard is ever asked for.
   3. A page that failed is not expected again for a while, and is removed where it was there and wrong.
