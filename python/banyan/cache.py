@@ -448,7 +448,7 @@ class PrefixCache(Generic[Request]):
     def publish(self, frames: Frames, keys: Sequence[str]) -> None:
         """Offer complete pages of this rank's tree to the peers."""
         if not self._is_stopped:
-            self._counters.published_pages += self._full.publish(frames, keys)
+            self._counters.published_pages += self._full.frame_table.publish(frames, keys)
 
     def retire(self, frames: Frames) -> bytes:
         """Take back frames that SGLang frees; those that may be reused at once. The others come out of ``drain``."""
@@ -480,7 +480,7 @@ class PrefixCache(Generic[Request]):
         self.quiesce()
         self._finished_early.clear()
         for kind in self._kinds:
-            kind.reset()
+            kind.frame_table.reset()
         self._counters.resets += 1
 
     def move_to(self, joins: Sequence[Callable[[], tuple[OwnFrameTable, Supply]]]) -> None:

@@ -19,8 +19,8 @@ from typing import Any
 from banyan.config import DEFAULT_TOLD_SHARE, SGLANG_POLICY, Config
 from banyan.feature import Asked, Feature, Parts, StoreScheme
 from banyan.patches import Misfit
-from banyan.refusals.misfit import misfit_refusal
 from banyan.refusals.models import ModelFacts
+from banyan.refusals.start import misfit_refusal
 
 CORE = "core"
 FILE_SCHEMES = ("", "file", "3fs")

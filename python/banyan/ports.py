@@ -7,10 +7,14 @@ GPUs. Everything here is called on the scheduler thread; only a ``Copy`` is work
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from banyan import _native
 from banyan.core import Fetch, Outcome, Refusal, SourceKind
+
+Clock = Callable[[], int]
+"""Monotonic time in nanoseconds. The simulator has its own."""
 
 Frames = Any
 """Page numbers of a pool: a sized, C-contiguous buffer of int64 (a numpy array at the edge)."""
@@ -32,7 +36,6 @@ class Lease(Protocol):
 
     def release(self) -> None:
         """Give the right back. Safe to call twice."""
-        ...
 
 
 class Copy(Protocol):
@@ -49,27 +52,22 @@ class Copy(Protocol):
     @property
     def copy_s(self) -> float:
         """Seconds that moving took; known once the copy has ended."""
-        ...
 
     @property
     def wait_s(self) -> float: ...
     @property
     def has_ended(self) -> bool:
         """Whether neither its sources nor its destination are touched any more."""
-        ...
 
     def wait_layer(self, layer: int) -> float:
         """Wait until that layer is in place; seconds waited. Returns also when the copy failed: ``finish`` tells."""
-        ...
 
     def finish(self) -> bool:
         """Wait until nothing writes the destination any more; True when every layer landed."""
-        ...
 
     def ages_s(self) -> Sequence[float]:
         """Seconds ago: copying began; then for each layer that is in place, it landed. Empty before, and where layers
         have no time of their own on the host."""
-        ...
 
 
 class Peers(Protocol):
@@ -77,33 +75,27 @@ class Peers(Protocol):
 
     def version(self) -> int:
         """A number that changes whenever an earlier ``lookup`` could now answer differently."""
-        ...
 
     def lookup(self, keys: Sequence[str], slots: Sequence[int] | None = None) -> Match:
         """The longest run of leading pages that the frame tables in ``slots`` hold together. Never blocks.
 
         Of equally long runs the first of ``slots`` supplies; without it all peers are asked, the nearest first.
         """
-        ...
 
     def holders(self, keys: Sequence[str], slots: Sequence[int]) -> Sequence[int | None]:
         """For each page by itself the first of ``slots`` whose frame table holds it. Never blocks."""
-        ...
 
     def read_access_logs(self, slots: Sequence[int]) -> Sequence[bytes]:
         """The pages that prompts of the ranks in ``slots`` asked for since the last call: for each prompt their
         numbers, little-endian int64, of which the lowest bit is set where a prompt begins. Advice: some may have been
         missed, and of one then maybe the rest is given."""
-        ...
 
     def touch(self, match: Match) -> None:
         """Tell the owners that these pages are wanted; a lease does so by itself."""
-        ...
 
     def lease(self, match: Match, keys: Sequence[str]) -> Lease | None:
         """Lease the pages ``keys``, with which a match begins: all of them, or None. Also None when the match is of
         other pages: whatever was remembered of it, a lease is for the pages that it names."""
-        ...
 
     def start_copy(
         self, loads: Sequence[tuple[Lease, Frames]], arrivals: Sequence[tuple[StoreRead, Sequence[int], Frames]] = ()
@@ -113,47 +105,15 @@ class Peers(Protocol):
         ``arrivals``: pages, by position in a read under way, and their frames; each layer follows that of the read.
         What they are read into stays as it is until the copy has ended.
         """
-        ...
 
 
-class OwnFrameTable(Protocol):
-    """This rank's own pages, as others see them. One writer: the scheduler thread.
-
-    Frames that come back are ``bytes`` of little-endian int64.
-    """
-
-    version: int
-    num_published: int
-    num_quarantined: int
-
-    def publish(self, frames: Frames, keys: Sequence[str]) -> int:
-        """Offer complete pages to the peers; returns how many were new."""
-        ...
-
-    def retire(self, frames: Frames) -> bytes:
-        """Withdraw pages; returns the frames that nobody reads and that may be reused now."""
-        ...
-
-    def drain(self) -> bytes:
-        """Frames that have left quarantine since the last call."""
-        ...
-
-    def log_access(self, pages: bytes) -> None:
-        """Log for the peers that a prompt of these pages has come; as ``Peers.read_access_logs`` gives them."""
-        ...
-
-    def reset(self) -> None:
-        """Withdraw every page. Frames that are being read go to quarantine."""
-        ...
-
-    def close(self) -> None:
-        """Withdraw every page and leave the rank table."""
-        ...
+OwnFrameTable = _native.FrameTable
+"""This rank's own pages, as others see them. One writer: the scheduler thread."""
 
 
 class ArenaFrameTable(Protocol):
     """The frame table of this rank's part of the host arena. As ``OwnFrameTable``; what was leased lately decides who
-    stays."""
+    stays. Frames that come back are ``bytes`` of little-endian int64."""
 
     def publish(self, frames: Frames, keys: Sequence[str]) -> int: ...
 
@@ -163,7 +123,6 @@ class ArenaFrameTable(Protocol):
 
     def take_touched(self, frames: Frames) -> bytes:
         """Those of ``frames`` that were leased since they were last asked about."""
-        ...
 
 
 class StoreFound(Protocol):
@@ -174,7 +133,6 @@ class StoreFound(Protocol):
 
     def after(self, num_pages: int, /) -> StoreFound:
         """What was found behind the first ``num_pages``; of fewer, nothing."""
-        ...
 
 
 class StoreRead(Protocol):
@@ -188,19 +146,16 @@ class StoreRead(Protocol):
 
     def offsets(self, positions: list[int]) -> bytes:
         """Where in the memory of the read these of its pages go: int64 byte offsets."""
-        ...
 
     def failed_pages(self) -> list[int]:
         """Block until the last layer is through; positions of the pages that failed."""
-        ...
 
     def finish(self) -> list[tuple[int, str]]:
         """Block until nothing writes the memory any more; positions of the pages that failed, with the reason."""
-        ...
 
 
 class PageStore(Protocol):
-    """The store as a rank uses it. Only ``sync``, ``invalidate``, ``evict``, ``clear`` and ``close`` wait for a device.
+    """The store as a rank uses it. Only ``sync``, ``invalidate``, ``clear`` and ``close`` wait for a device.
 
     ``engine`` says in one line what does the I/O.
     """
@@ -212,26 +167,21 @@ class PageStore(Protocol):
 
     def register(self, memory: object) -> None:
         """Announce memory that pages will move in and out of, so that the first read need not prepare it."""
-        ...
 
     def lookup(self, keys: list[str], /) -> StoreFound:
         """The longest run of leading pages; of a store that has to be asked, as far as it has answered before."""
-        ...
 
     def read(
         self, found: StoreFound, num_pages: int, memory: object, offsets: Frames, *, layers_per_step: int
     ) -> StoreRead:
         """Start to read the first ``num_pages``: page ``i`` to byte ``offsets[i]`` of ``memory``, step by step."""
-        ...
 
     def put(self, keys: Sequence[str], parent: str | None, memory: object, offsets: Frames) -> list[str]:
         """Queue a chain of pages that follows ``parent``; for each whether it was "queued", or why not."""
-        ...
 
     def completed(self) -> list[tuple[str, str]]:
         """Queued pages that the store has let go since the last call: key, and whether it was "stored", "present" (it
         turned out that the store had it) or "failed"."""
-        ...
 
     def sync(self, within_s: float | None = None) -> int:
         """Write out what is queued and wait for it; how many pages failed.
@@ -240,19 +190,12 @@ class PageStore(Protocol):
             OSError: when the store gets nothing done for a while, or all of it takes longer than ``within_s``. Then
                 what has not started has failed; what has is named by ``completed`` when it is over.
         """
-        ...
 
     def pause_writes(self) -> None:
         """Start no write until ``open_writes``."""
-        ...
 
     def open_writes(self) -> None:
         """Write whenever nobody reads."""
-        ...
-
-    def evict(self, num_pages: int) -> int:
-        """Evict this writer's own pages."""
-        ...
 
     def clear(self) -> int:
         """Remove every page that this writer has stored, whatever stands behind it, and fail what is queued; how many
@@ -261,15 +204,12 @@ class PageStore(Protocol):
         Raises:
             OSError: when the drive has not taken it in time. This writer finds none of them all the same.
         """
-        ...
 
     def invalidate(self, namespace: bytes) -> None:
         """Go on in another namespace; nothing of the old one is found again."""
-        ...
 
     def stats(self) -> dict[str, int]:
         """Counters and gauges, for ``/server_info``."""
-        ...
 
     def close(self) -> None: ...
 
@@ -283,62 +223,9 @@ class Asked(Protocol[Found]):
 
     def ask(self, keys: Sequence[str]) -> int | None:
         """Ask who has the leading pages of ``keys``; the number of the question, None where nobody listens."""
-        ...
 
     def answers(self) -> Sequence[tuple[int, Found | None]]:
         """The questions that are over since the last call."""
-        ...
-
-
-class KeepingStore(Protocol):
-    """A store that chooses itself what it evicts, and can be told what goes last."""
-
-    def keep(self, keys: list[str], /) -> None:
-        """From now on these go only when nothing else of this writer's can, also those that are not there yet."""
-        ...
-
-    def let_go(self, keys: list[str], /) -> None:
-        """These go as any other."""
-        ...
-
-
-class SharedOutStore(Protocol):
-    """A store that chooses itself what it evicts, and can be told whose pages are whose. Owners have numbers, of at
-    most 16 bits; 0 is nobody."""
-
-    def share_out(self, share: float, /) -> None:
-        """From now on, while others want room, an owner of more than this share of this writer's places makes it
-        first; what is nobody's, before a share is reached."""
-        ...
-
-    def put_for(
-        self, owner: int, keys: Sequence[str], parent: str | None, memory: object, offsets: Frames, /
-    ) -> list[str]:
-        """As ``PageStore.put``, of pages that are an owner's."""
-        ...
-
-    def adopt(self, owner: int, keys: list[str], /) -> None:
-        """Of the leading pages of these keys, those that this writer has stored and are nobody's are an owner's."""
-        ...
-
-
-class TellingStore(Protocol):
-    """A store that can say what its writer has there: on a shelf of its own, with numbered places.
-
-    Pages go by the first 64 bits of their keys, signed: so KV events name them. Only ``identity`` waits for a device.
-    """
-
-    identity: str
-    """Tells this store from any other; the same for all its users, on whichever node. May raise OSError."""
-
-    def moved(self, most: int, /) -> tuple[list[int], list[int]]:
-        """Of the pages that have come or gone since the last call, ``most`` of them, the first first: those that are
-        there now, and those that are not. The first call begins."""
-        ...
-
-    def own_pages(self, first_place: int, num_places: int, /) -> list[int] | None:
-        """What lies in these places; None behind the last one."""
-        ...
 
 
 class AskingRequest(Protocol):
@@ -347,12 +234,10 @@ class AskingRequest(Protocol):
     @property
     def id(self) -> str:
         """The rank's own name of it."""
-        ...
 
     @property
     def max_rank(self) -> int:
         """Who was said to hold the longest prefix of it; -1: nobody."""
-        ...
 
 
 Request = TypeVar("Request", bound=AskingRequest, contravariant=True)
@@ -364,27 +249,21 @@ class FetchPlanner(Protocol[Request]):
     def num_to_read(self, request: Request, num_missing: int, num_found: int, kind: SourceKind, /) -> int:
         """Of the ``num_missing`` last pages of the prompt the store, or another node, has ``num_found``, from the first
         on: how many to read."""
-        ...
 
     def became(self, request: str, outcome: Outcome) -> None:
         """What became of a request's fetch so far."""
-        ...
 
     def refused(self, request: str, why: Refusal) -> None:
         """It computes what it was to fetch."""
-        ...
 
     def started(self, fetches: Sequence[Fetch]) -> None:
         """The forward that SGLang has just put together follows these, which move together; or none."""
-        ...
 
     def moved(self, fetches: Sequence[Fetch], copy_s: float) -> None:
         """The copy of fetches that landed has ended, after so long."""
-        ...
 
     def was_read(self, kind: SourceKind, num_pages: int, read_s: float) -> None:
         """So many pages came from a source in ``read_s``, before any fetch wanted them: no copy tells."""
-        ...
 
 
 class Elsewhere(Protocol):
@@ -392,12 +271,10 @@ class Elsewhere(Protocol):
 
     def is_sent_for(self, request: str) -> bool:
         """Whether somebody is reading for it now."""
-        ...
 
     def send_for(self, request: str) -> bool:
         """Something of the request's prompt is missing: as ``is_sent_for``, and does now what a router has said: sends
         another node, or reads itself. Where it has, nothing more is read."""
-        ...
 
 
 class LayerWatch(Protocol):
@@ -405,16 +282,6 @@ class LayerWatch(Protocol):
 
     def begin(self) -> None:
         """A forward begins."""
-        ...
 
     def completed(self, num_layers: int) -> None:
         """It has completed its first ``num_layers``."""
-        ...
-
-
-class Clock(Protocol):
-    """Monotonic time. The simulator has its own."""
-
-    def __call__(self) -> int:
-        """Nanoseconds since some fixed moment."""
-        ...

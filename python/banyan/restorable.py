@@ -56,10 +56,6 @@ class KindPages:
         self.frame_table = frame_table
         self.supply = supply
 
-    def publish(self, frames: Frames, keys: Sequence[str]) -> int:
-        """Offer complete pages of this rank's tree to the peers; returns how many were new."""
-        return self.frame_table.publish(frames, keys)
-
     def retire(self, frames: Frames) -> bytes:
         """Take back frames that SGLang frees; those that may be reused at once. The others come out of ``drain``."""
         return self.frame_table.retire(frames)
@@ -67,10 +63,6 @@ class KindPages:
     def drain(self) -> bytes:
         """Frames whose readers have gone."""
         return self.frame_table.drain()
-
-    def reset(self) -> None:
-        """Withdraw every page. Nothing is held or copied any more."""
-        self.frame_table.reset()
 
     def move_to(self, join: Callable[[], tuple[OwnFrameTable, Supply]]) -> None:
         """Go on with the frame table and the supply of a new namespace, made by ``join``. The old ones are let go

@@ -17,7 +17,7 @@ import pytest
 from test.e2e.conftest import Client
 from test.e2e.late_copies.late import plugin
 
-from banyan.layout.cacheable import cacheable_tokens
+from banyan.layout import cacheable_tokens
 from benchmark.modes import asking, models
 from benchmark.modes.asking import LOGIT_TOLERANCE
 from benchmark.modes.rows import EAGLE_OF_ITSELF, FEW_STATES, IN_PYTHON

@@ -15,7 +15,9 @@ import numpy as np
 
 from banyan._native import SharedBytes
 from banyan.ports import PageStore, StoreFound
-from banyan.store import Space, StoreLocation, asked_store, backends, open_store
+from banyan.store import backends
+from banyan.store.backends import Space, asked_store, open_store
+from banyan.store.location import StoreLocation
 
 LAYER_BYTES = (4096, 28672)
 FRAME_BYTES = sum(LAYER_BYTES)

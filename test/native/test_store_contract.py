@@ -38,7 +38,8 @@ from banyan._native import SharedBytes
 from banyan.features.stores import MOONCAKE, NIXL_POSIX, nixl_files
 from banyan.features.stores import mooncake as mooncake_values
 from banyan.ports import PageStore
-from banyan.store import asked_store, backends
+from banyan.store import backends
+from banyan.store.backends import asked_store
 from banyan.store.location import FILE, HF3FS
 from benchmark.mooncake import Mooncake
 
@@ -203,13 +204,6 @@ def test_writes_when_paused_then_none_until_sync(store: PageStore, memory: Share
     store.open_writes()
 
 
-def test_evict_when_a_page_has_children_then_they_go_first(store: PageStore, memory: SharedBytes) -> None:
-    store.put(keys(0, 1, 2), None, memory, offsets(0, 1, 2))
-    store.sync()
-    assert store.evict(1) == 1
-    assert found(store, keys(0, 1, 2)).num_pages == 2
-
-
 def test_pages_when_cleared_then_gone_though_another_writer_stands_behind_them_and_no_restart_finds_them(
     place: Place, memory: SharedBytes
 ) -> None:
@@ -297,7 +291,7 @@ def test_page_when_gone_since_it_was_found_then_it_fails_and_the_others_come(
     other.put(keys(1), key(0), memory, offsets(1))
     other.sync()
     pages = found(store, keys(0, 1))
-    assert other.evict(1) == 1
+    assert other.clear() == 1
     other.close()
     read = store.read(pages, 2, memory, offsets(8, 9), layers_per_step=1)
     assert [page for page, _ in read.finish()] == [1]

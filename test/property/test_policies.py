@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from banyan.routing import POLICIES, UNGUARDED, HotRankGuard, NoActiveRank, Query, RankState, SeededTieBreaks, place
+from banyan.routing import POLICIES, HotRankGuard, NoActiveRank, Query, RankState, SeededTieBreaks, place
 
 NUM_RANKS = 5
 LOADS = ("num_running", "num_waiting", "pending_prefill_tokens", "ongoing_tokens", "read_queue_tokens")
@@ -16,7 +18,7 @@ LOADS = ("num_running", "num_waiting", "pending_prefill_tokens", "ongoing_tokens
 # Few distinct values, so that ties, thresholds and idle ranks come up.
 tokens = st.sampled_from([0, 0, 16, 1_000, 1_008, 60_000, 300_000])
 requests = st.integers(0, 3)
-guards = st.sampled_from([UNGUARDED, HotRankGuard(), HotRankGuard(1.0)])
+guards = st.sampled_from([HotRankGuard(math.inf), HotRankGuard(), HotRankGuard(1.0)])
 seeds = st.integers(0, 2**64)
 states = st.builds(
     RankState,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test.conftest import examples
 
-from banyan.features.pairs import State, TakeBacks
+from banyan.features.pairs.take_back import State, TakeBacks
 from banyan.telemetry import Counters
 
 NUM_ARENA_PAGES = 6

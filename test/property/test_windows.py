@@ -56,7 +56,7 @@ class Node:
         self.owner, self.reader = (WindowRank(rank_table, slot, num_pages) for slot in range(2))
         cache, pages = self.owner.cache, self.owner.pages
         self.full = FrameTable(cache.publish, cache.retire, cache.drain)
-        self.window = FrameTable(pages.publish, pages.retire, pages.drain)
+        self.window = FrameTable(pages.frame_table.publish, pages.retire, pages.drain)
         self.queued: dict[str, tuple[list[int], list[int]]] = {}
         """The owner's frames that a fetch holds, in the order in which they were asked for."""
         self.num_asked = self.num_restored = self.num_refused = 0

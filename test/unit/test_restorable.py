@@ -35,7 +35,7 @@ class WindowRank:
         """Pages by number, each in the frame of its number; the window pages of ``windowed``."""
         self.cache.publish(frames(*numbers), keys(*numbers))
         windowed = numbers if windowed is None else windowed
-        self.pages.publish(frames(*windowed), keys(*windowed))
+        self.pages.frame_table.publish(frames(*windowed), keys(*windowed))
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_offer_when_no_window_is_held_then_nothing_is_offered(ranks):
     owner, reader = ranks
     owner.publish([1, 2, 3], windowed=[1])
     assert reader.cache.prepare(request("r"), keys(2, 3)).num_pages == 0
-    owner.pages.publish(frames(2, 3), keys(2, 3))
+    owner.pages.frame_table.publish(frames(2, 3), keys(2, 3))
     assert reader.cache.prepare(request("r"), keys(2, 3)).num_pages == 2
 
 

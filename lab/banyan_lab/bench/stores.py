@@ -13,7 +13,8 @@ import time
 from typing import Any
 
 from banyan.ports import PageStore
-from banyan.store import Space, StoreLocation, open_store
+from banyan.store.backends import Space, open_store
+from banyan.store.location import StoreLocation
 from banyan_lab.bench.store.blocks import SHAPES, Blocks, Shape
 
 NUM_ROUNDS = 5
@@ -45,7 +46,7 @@ def _measure(shape: Shape, location: StoreLocation) -> dict[str, Any]:
             os.sync()
             seconds["get"].append(_get_s(store, blocks, keys, shape.num_layers))
             seconds["layerwise_get"].append(_get_s(store, blocks, keys, 1))
-            store.evict(blocks.num_blocks)
+            store.clear()
             store.sync()
         engine = store.engine
     finally:

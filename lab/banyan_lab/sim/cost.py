@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from banyan.core import PageKey
-from banyan.pacing import Admission, WriteAdmission, WriteBudget, WriteVerdict
+from banyan.pacing.admission import Admission, WriteAdmission, WriteVerdict
+from banyan.pacing.budget import WriteBudget
 from banyan_lab.sim.figures import TUTTI, Figure
 from banyan_lab.sim.hardware import drive
 from banyan_lab.sim.llms import llm

@@ -130,7 +130,7 @@ class Rank:
     ) -> tuple[SourceKind | None, float]:
         self.shares.refresh()
         copy = copy_of(self.number, page)
-        return copy, self.shares.of(copy) * chance
+        return copy, self.shares.reload_costs([copy], [chance])[0]
 
 
 def _whole_cost(prefill: PrefillModel) -> PrefillCost:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from banyan._native import WriteGate
-from banyan.pacing import WritePause
+from banyan.pacing.write_pause import WritePause
 from banyan_lab.sim.compute import PrefillModel
 from banyan_lab.sim.drives import SharedDrive
 from banyan_lab.sim.engine import Simulation

@@ -20,7 +20,7 @@ from banyan.arena.lineage import ROOT, Lineage
 from banyan.arena.owners import Owners
 from banyan.arena.residency import Residency
 from banyan.core import PageKey
-from banyan.pacing import WriteAdmission, WriteVerdict
+from banyan.pacing.admission import WriteAdmission, WriteVerdict
 from banyan.ports import Clock, PageStore
 from banyan.telemetry import Counters
 

@@ -21,8 +21,8 @@ ROOT = ""
 class Lineage:
     """Parents of pages. One thread."""
 
-    def __init__(self, max_remembered: int = MAX_REMEMBERED_KEYS) -> None:
-        self._parent_of: Latest[str, str] = Latest(max_remembered)
+    def __init__(self) -> None:
+        self._parent_of: Latest[str, str] = Latest(MAX_REMEMBERED_KEYS)
 
     def learn(self, keys: Sequence[str], parent: str = ROOT) -> None:
         """``keys`` follow each other, the first one follows ``parent``."""

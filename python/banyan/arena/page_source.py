@@ -18,17 +18,17 @@ States of a source: open -> ``forget`` (any number of times) -> open -> ``close`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from banyan.core import SourceKind
 
+Worth = Callable[[int, int, SourceKind], int]
+"""Of the ``num_missing`` last pages of a prompt a source has ``num_found``, from the first on: how many to read."""
 
-class Worth(Protocol):
-    """Of ``num_missing`` last pages of a prompt a source has ``num_found``, from the first on: how many to read."""
 
-    def __call__(self, num_missing: int, num_found: int, kind: SourceKind, /) -> int: ...
+def all_that_is_found(num_missing: int, num_found: int, kind: SourceKind) -> int:
+    return num_found
 
 
 @dataclass(frozen=True, slots=True)

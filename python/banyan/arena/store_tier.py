@@ -16,7 +16,7 @@ from banyan.arena.page_source import Source, Wanted
 from banyan.arena.prefetch import Prefetch
 from banyan.arena.residency import Residency
 from banyan.layout import BlockGeometry
-from banyan.pacing import WriteAdmission
+from banyan.pacing.admission import WriteAdmission
 from banyan.ports import PageStore
 from banyan.telemetry import Counters
 

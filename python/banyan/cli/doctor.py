@@ -21,7 +21,8 @@ from banyan.cli.finding import Finding
 from banyan.core import Address
 from banyan.feature_list import switched_off
 from banyan.owner import read_secret
-from banyan.store import StoreLocation, look
+from banyan.store.backends import look
+from banyan.store.location import StoreLocation
 from banyan.transport.cuda_ipc.driver import CudaDriver
 
 

@@ -10,8 +10,7 @@ from typing import Any
 from banyan._native import store_check, store_evict, store_repair, store_survey
 from banyan.features.stores import NIXL_POSIX
 from banyan.features.stores.nixl_files import survey
-from banyan.store import StoreLocation
-from banyan.store.location import FILE, HF3FS
+from banyan.store.location import FILE, HF3FS, StoreLocation
 
 SHELVED = (FILE, HF3FS)
 """Schemes of the native store, whose files these commands read."""

@@ -2,16 +2,14 @@
 """How processes divide into ranks and shards, and where their pages lie: every offset is computed here alone."""
 
 from banyan.layout.block import BlockGeometry
-from banyan.layout.cacheable import cacheable_tokens
-from banyan.layout.geometry import Extent, PoolGeometry
+from banyan.layout.geometry import PoolGeometry
 from banyan.layout.member_slots import MemberSlots
 from banyan.layout.namespace import Namespace
-from banyan.layout.page import PageLayout
+from banyan.layout.page import PageLayout, cacheable_tokens
 from banyan.layout.ranks import Layout
 
 __all__ = [
     "BlockGeometry",
-    "Extent",
     "Layout",
     "MemberSlots",
     "Namespace",

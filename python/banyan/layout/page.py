@@ -63,14 +63,12 @@ class PageLayout:
         return cls.of_layers(num_layers, Part(KEYS, row * head_dim), Part(VALUES, row * value_dim))
 
     @classmethod
-    def of_latents(
-        cls, *, num_layers: int, page_tokens: int, row_bytes: int, index_dim: int = 0, tokens_per_index_key: int = 1
-    ) -> PageLayout:
+    def of_latents(cls, *, num_layers: int, page_tokens: int, row_bytes: int, index_dim: int = 0) -> PageLayout:
         """Latent attention: one row for all heads. With ``index_dim`` a quantised key of an indexer beside it."""
         parts = [Part(LATENTS, page_tokens * row_bytes)]
         if index_dim:
             key_bytes = index_dim + index_dim // INDEX_BLOCK * INDEX_SCALE_BYTES
-            parts.append(Part(INDEX_KEYS, page_tokens // tokens_per_index_key * key_bytes))
+            parts.append(Part(INDEX_KEYS, page_tokens * key_bytes))
         return cls.of_layers(num_layers, *parts)
 
     @classmethod
@@ -113,3 +111,10 @@ class PageLayout:
     def identity(self) -> tuple[tuple[tuple[str, int], ...], ...]:
         """What two pools must have in common to exchange pages: names and sizes, without places and capacity."""
         return tuple(tuple((part.name, part.page_bytes) for part in parts) for parts in self.layers)
+
+
+def cacheable_tokens(num_tokens: int, page_tokens: int = 1, tokens_ahead: int = 0) -> int:
+    """What a cache can supply of a prompt of ``num_tokens``, in whole pages: all but the last token, which a rank
+    computes to have something to sample from. Of what is left, ``tokens_ahead`` belong to no page: its key depends on
+    so many tokens behind it."""
+    return max(num_tokens - 1 - tokens_ahead, 0) // page_tokens * page_tokens

@@ -4,9 +4,9 @@
 Whatever comes from a server is text or a number of somebody else: it is coerced here, and escaped where it is shown.
 """
 
-from banyan.observe.alerts import Alert, alerts
-from banyan.observe.prefix_tree import Branch, prefix_tree
+from banyan.observe.alerts import alerts
+from banyan.observe.prefix_tree import prefix_tree
 from banyan.observe.rates import Rates
-from banyan.observe.reading import NotSharing, RankReading, Reading
+from banyan.observe.reading import NotSharing, Reading
 
-__all__ = ["Alert", "Branch", "NotSharing", "RankReading", "Rates", "Reading", "alerts", "prefix_tree"]
+__all__ = ["NotSharing", "Rates", "Reading", "alerts", "prefix_tree"]

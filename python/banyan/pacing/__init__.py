@@ -7,21 +7,3 @@ the store's gate (reads first, at most two writes, and none while ``WritePause``
 Back-log and gate are native, since every I/O asks them (banyan-store, ``pacing.rs``). The simulator asks the same gate
 (``banyan._native.WriteGate``) and the same pause.
 """
-
-from banyan.pacing.admission import Admission, WriteAdmission, WriteVerdict
-from banyan.pacing.budget import WriteBudget
-from banyan.pacing.correction import Correction, length_class, nearest, shortest_of_class
-from banyan.pacing.write_pause import StoreWrites, WritePause
-
-__all__ = [
-    "Admission",
-    "Correction",
-    "StoreWrites",
-    "WriteAdmission",
-    "WriteBudget",
-    "WritePause",
-    "WriteVerdict",
-    "length_class",
-    "nearest",
-    "shortest_of_class",
-]

@@ -36,15 +36,11 @@ class Admission(Enum):
 class WriteAdmission:
     """Decides page by page. Called by one thread."""
 
-    def __init__(
-        self, admission: Admission, *, budget: WriteBudget | None, max_remembered: int = MAX_REMEMBERED_KEYS
-    ) -> None:
+    def __init__(self, admission: Admission, *, budget: WriteBudget | None) -> None:
         """``budget`` None: the device does not wear (memory, a remote store that counts for itself)."""
-        if max_remembered < 1:
-            raise ValueError(f"max_remembered {max_remembered}: at least 1")
         self._admission = admission
         self._budget = budget
-        self._seen_once: Latest[PageKey, None] = Latest(max_remembered)
+        self._seen_once: Latest[PageKey, None] = Latest(MAX_REMEMBERED_KEYS)
 
     def judge(self, key: PageKey, num_bytes: int, now_ns: int) -> WriteVerdict:
         """``QUEUED``: write it, its bytes are taken from the budget. A page refused for its budget keeps its access."""

@@ -22,10 +22,6 @@ class WriteBudget:
         self._tokens = float(burst_bytes)
         self._filled_ns = now_ns
 
-    def available_bytes(self, now_ns: int) -> int:
-        self._fill(now_ns)
-        return int(self._tokens)
-
     def take(self, num_bytes: int, now_ns: int) -> bool:
         """Spend ``num_bytes`` if they are there: all of them or none."""
         self._fill(now_ns)

@@ -22,10 +22,10 @@ class StoreWrites(Protocol):
 
 
 class WritePause:
-    """Tells one store, once for each change: a decode step after another says nothing."""
+    """Tells the stores of a rank, once for each change: a decode step after another says nothing."""
 
-    def __init__(self, store: StoreWrites) -> None:
-        self._store = store
+    def __init__(self, *stores: StoreWrites) -> None:
+        self._stores = stores
         self._is_open = True
         self._num_steps = 0
 
@@ -33,7 +33,8 @@ class WritePause:
         self._num_steps = 0
         if self._is_open:
             self._is_open = False
-            self._store.pause_writes()
+            for store in self._stores:
+                store.pause_writes()
 
     def step(self) -> None:
         """A scheduling step has begun."""
@@ -45,4 +46,5 @@ class WritePause:
         """The prefill has ended, or a decode step has begun."""
         if not self._is_open:
             self._is_open = True
-            self._store.open_writes()
+            for store in self._stores:
+                store.open_writes()

@@ -5,7 +5,7 @@
 """
 
 from banyan.planner.move_rates import MoveRates
-from banyan.planner.plan import Estimated, Plan, PlanReason, Pricing, Tail
+from banyan.planner.plan import PlanReason, Pricing, Tail
 from banyan.planner.planner import Action, Planner
 from banyan.planner.prefill_cost import ForwardSample, Piece, PrefillCost
 from banyan.planner.prefill_times import PrefillTimes
@@ -13,11 +13,9 @@ from banyan.planner.request import RequestFacts
 
 __all__ = [
     "Action",
-    "Estimated",
     "ForwardSample",
     "MoveRates",
     "Piece",
-    "Plan",
     "PlanReason",
     "Planner",
     "PrefillCost",

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from math import inf
 
 from banyan.core import SourceKind
-from banyan.pacing import length_class, nearest, shortest_of_class
+from banyan.pacing.correction import length_class, nearest, shortest_of_class
 from banyan.telemetry import Estimate
 
 FEW = 3

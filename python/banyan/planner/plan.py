@@ -19,7 +19,7 @@ from itertools import accumulate
 
 from banyan.core import Run, SourceKind
 from banyan.layout import cacheable_tokens
-from banyan.pacing import length_class
+from banyan.pacing.correction import length_class
 from banyan.planner.move_rates import MoveRates
 from banyan.planner.prefill_times import PrefillTimes
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from banyan.core import Outcome, Refusal, SourceKind, rid_of
 from banyan.latest import Latest
-from banyan.pacing import length_class
+from banyan.pacing.correction import length_class
 from banyan.planner.move_rates import MoveRates
 from banyan.planner.plan import Estimated, Plan, PlanReason, Pricing, Tail
 from banyan.planner.prefill_times import PrefillTimes

@@ -10,7 +10,7 @@ import sys
 from collections import defaultdict, deque
 from itertools import chain
 
-from banyan.pacing import Correction, length_class
+from banyan.pacing.correction import Correction, length_class
 from banyan.planner.prefill_cost import ForwardSample, Piece, PrefillCost
 
 MIN_SAMPLES = 8

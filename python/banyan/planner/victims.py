@@ -77,12 +77,9 @@ class CostShares:
             self._refresh_at_s = now_s + REFRESH_S
             self._shares.update({kind: self._share(kind) for kind in COPIES})
 
-    def of(self, copy: SourceKind | None) -> float:
-        """1.0 for a last copy, and where copying is no quicker than computing."""
-        return self._shares[copy]
-
     def reload_costs(self, copies: Sequence[SourceKind | None], probabilities: Sequence[float]) -> list[float]:
-        """The expected reload cost of each page."""
+        """The expected reload cost of each page. A last copy has a share of 1.0, and any where copying is no quicker
+        than computing."""
         shares = self._shares
         return [shares[copy] * chance for copy, chance in zip(copies, probabilities, strict=True)]
 

@@ -5,12 +5,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from banyan import SGLANG_VERSION
+
 
 def page_hash_refusal(cause: str) -> str:
     """The line for a machine on which SGLang cannot compile its page hash."""
     return (
         f"SGLang cannot build the extension that hashes pages ({cause}): install g++ and the headers of OpenSSL "
         "(libssl-dev, openssl-devel), or start without --enable-banyan"
+    )
+
+
+def misfit_refusal(*, needed_by: str, feature: str, reasons: Sequence[str]) -> str:
+    """The line for a server that needs a feature of which a patch does not fit the SGLang that is installed.
+    ``needed_by`` names a flag, or what the model has."""
+    return (
+        f"{needed_by}: needs Banyan's {feature}, which does not fit this SGLang ({'; '.join(reasons)}): install "
+        f"sglang=={SGLANG_VERSION} as it was published, do without, or use --banyan-share off"
     )
 
 

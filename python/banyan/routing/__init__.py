@@ -6,7 +6,7 @@ And the prefix hint, which carries what the dispatcher saw and decided to the ra
 """
 
 from banyan.routing.dispatcher import Dispatcher, Prompt
-from banyan.routing.guard import UNGUARDED, HotRankGuard
+from banyan.routing.guard import HotRankGuard
 from banyan.routing.hint import PrefixHint
 from banyan.routing.load import LoadReport, report_of
 from banyan.routing.place import NoActiveRank, place
@@ -17,7 +17,6 @@ from banyan.routing.wait import Wait
 
 __all__ = [
     "POLICIES",
-    "UNGUARDED",
     "Choice",
     "Dispatcher",
     "HotRankGuard",

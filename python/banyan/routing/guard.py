@@ -37,7 +37,3 @@ class HotRankGuard:
         per_other = self.factor / (len(ranks) - 1)
         prompt = -(-query.num_prompt_tokens // self.page_tokens) * self.page_tokens
         return [state for state in ranks if state.ongoing_tokens <= (total - state.ongoing_tokens) * per_other + prompt]
-
-
-UNGUARDED = HotRankGuard(math.inf)
-"""Lets every rank pass: for measuring what a policy does alone."""

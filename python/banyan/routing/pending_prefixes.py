@@ -28,7 +28,6 @@ class PrefixFingerprintRow(Protocol):
 
     def pop(self) -> int:
         """Drop the oldest; its length in tokens."""
-        ...
 
 
 class PrefixFingerprint(Protocol):
@@ -36,19 +35,15 @@ class PrefixFingerprint(Protocol):
 
     def __len__(self) -> int:
         """In tokens."""
-        ...
 
     def row(self) -> PrefixFingerprintRow:
         """A new one, empty, for prefix fingerprints like this one."""
-        ...
 
     def most_in_common(self, row: Any) -> int:
         """The most leading tokens, in whole pages, that it has in common with one of ``row``."""
-        ...
 
     def oldest_in_common(self, row: Any, num_tokens: int) -> int | None:
         """The place, the latest being 0, of the oldest of ``row`` that begins with the same ``num_tokens``."""
-        ...
 
 
 class PromptTokens(Protocol):

@@ -8,7 +8,7 @@ code. These are made anew for every request and rank: msgspec's structs take a t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -112,12 +112,9 @@ class Choice(msgspec.Struct, frozen=True):
     hot_ranks: tuple[int, ...] = ()
 
 
-class TieBreaks(Protocol):
-    """Decides what nothing else decides."""
-
-    def __call__(self, turn: int, rank: int) -> int:
-        """The tie-break of ``rank`` in this turn; the lowest wins. Equal arguments, equal tie-breaks."""
-        ...
+TieBreaks = Callable[[int, int], int]
+"""Decides what nothing else decides: of a turn and a rank the tie-break. The lowest wins; equal arguments,
+equal tie-breaks."""
 
 
 class Policy(Protocol):
@@ -125,4 +122,3 @@ class Policy(Protocol):
 
     def choose(self, query: Query, candidates: Sequence[RankState], tie_breaks: TieBreaks) -> Choice:
         """One of the candidates, of which there is at least one; all of them are active and none is hot."""
-        ...

@@ -8,7 +8,6 @@ what did not take. No hook can raise into SGLang (``banyan.faults``).
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import pkgutil
 import sys
@@ -51,13 +50,13 @@ class Hooks:
         assert patch.hook is not None
         if patch.kind == "register":
             if not is_main and "sglang.srt.managers.scheduler" in sys.modules:
-                resolved(patch.hook)()
+                pkgutil.resolve_name(patch.hook)()
             return
         for place in patch.places:
             is_of_children = patch.processes != ("main",)
             wanted_here = "main" in patch.processes if is_main else is_of_children and _is_used(patch, place.target)
             if wanted_here:
-                hook = self.while_on(patch, _guarded(patch, resolved(patch.hook)))
+                hook = self.while_on(patch, _guarded(patch, pkgutil.resolve_name(patch.hook)))
                 HookRegistry.register(place.target, hook, HOOK_TYPES[patch.kind])
 
     def missing(self, process: str) -> list[Misfit]:
@@ -132,12 +131,6 @@ def _guarded(patch: Patch, hook: Any) -> Any:
 def _is_awaited(hook: Callable[..., Any]) -> bool:
     """Whether its call is no more than its beginning. Such a hook is untimed."""
     return inspect.iscoroutinefunction(hook) or inspect.isasyncgenfunction(hook)
-
-
-def resolved(hook: str) -> Any:
-    """What ``module:name`` names."""
-    module, _, name = hook.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def is_hooked(target: str) -> bool:

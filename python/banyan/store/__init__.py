@@ -3,17 +3,3 @@
 
 ``location`` says what URLs mean, ``backends`` opens what they name. Files are kept by the native core.
 """
-
-from banyan.store.backends import Space, asked_store, keeping_store, look, open_store, shared_out_store, telling_store
-from banyan.store.location import StoreLocation
-
-__all__ = [
-    "Space",
-    "StoreLocation",
-    "asked_store",
-    "keeping_store",
-    "look",
-    "open_store",
-    "shared_out_store",
-    "telling_store",
-]

@@ -13,7 +13,7 @@ from banyan import _native
 from banyan._native import Store
 from banyan.feature_list import part, store_schemes
 from banyan.mounts import MOUNTS, holds, mounted
-from banyan.ports import Asked, KeepingStore, PageStore, SharedOutStore, StoreFound, TellingStore
+from banyan.ports import Asked, PageStore, StoreFound
 from banyan.store.location import FILE, HF3FS, StoreLocation
 
 HF3FS_TYPES = ("fuse.hf3fs", "hf3fs")
@@ -80,19 +80,10 @@ def asked_store(store: PageStore | None) -> Asked[StoreFound] | None:
     return store if isinstance(store, Asked) else None
 
 
-def telling_store(store: PageStore | None) -> TellingStore | None:
-    """The same store, where its writer can say what it has there."""
-    return cast(TellingStore, store) if hasattr(store, "own_pages") else None
-
-
-def keeping_store(store: PageStore | None) -> KeepingStore | None:
-    """The same store, where it can be told what it evicts last."""
-    return cast(KeepingStore, store) if hasattr(store, "let_go") else None
-
-
-def shared_out_store(store: PageStore) -> SharedOutStore | None:
-    """The same store, where it can be told whose pages are whose."""
-    return cast(SharedOutStore, store) if hasattr(store, "share_out") else None
+def native_store(store: PageStore | None) -> Store | None:
+    """The same store, where it is the native one: it can be told whose pages are whose and what goes last, and can say
+    what its writer has there."""
+    return cast(Store, store) if isinstance(store, Store) else None
 
 
 def _open_files(location: StoreLocation, namespace: bytes, layer_bytes: Sequence[int], space: Space) -> PageStore:

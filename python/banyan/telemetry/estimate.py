@@ -3,19 +3,18 @@
 
 from __future__ import annotations
 
+WEIGHT = 0.125
+
 
 class Estimate:
     """Mean and mean absolute deviation of a stream of values, newer values counting more.
 
-    The weight of a new value is ``1 / count`` until it reaches ``weight``, so the first values are plainly averaged.
+    The weight of a new value is ``1 / count`` until it reaches ``WEIGHT``, so the first values are plainly averaged.
     """
 
-    __slots__ = ("_weight", "count", "deviation", "mean")
+    __slots__ = ("count", "deviation", "mean")
 
-    def __init__(self, weight: float = 0.125) -> None:
-        if not 0.0 < weight <= 1.0:
-            raise ValueError(f"weight {weight}: above 0 and at most 1")
-        self._weight = weight
+    def __init__(self) -> None:
         self.count = 0
         self.mean = 0.0
         self.deviation = 0.0
@@ -26,6 +25,6 @@ class Estimate:
         if self.count == 1:
             self.mean = value
             return
-        weight = max(self._weight, 1.0 / self.count)
-        self.deviation += max(self._weight, 1.0 / (self.count - 1)) * (abs(value - self.mean) - self.deviation)
+        weight = max(WEIGHT, 1.0 / self.count)
+        self.deviation += max(WEIGHT, 1.0 / (self.count - 1)) * (abs(value - self.mean) - self.deviation)
         self.mean += weight * (value - self.mean)

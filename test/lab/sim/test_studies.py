@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from banyan import cli
-from banyan.pacing import Admission
+from banyan.pacing.admission import Admission
 from banyan_lab.sim import cache_compute, cost, pd_ratio, sweep, tutti
 from banyan_lab.sim.chrome_trace import TurnSpans
 from banyan_lab.sim.cluster import Cluster

@@ -4,7 +4,7 @@ import dataclasses
 import pytest
 
 from banyan import _native
-from banyan.pacing import WritePause
+from banyan.pacing.write_pause import WritePause
 from banyan_lab.sim import tiers
 from banyan_lab.sim.drives import SharedDrive, read_share
 from banyan_lab.sim.engine import Simulation

@@ -13,7 +13,7 @@ from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
 from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope
 
 from banyan.config import Config
-from banyan.features.pairs import Role
+from banyan.features.pairs.roles import Role
 from banyan.planner import asked
 from banyan.routing.conversation import conversation_of
 from banyan.routing.headers import PLAN_HEADER, READ_HEADER, SOURCE_HEADER

@@ -6,8 +6,8 @@ from sglang.srt.mem_cache.index_key_cache import IndexKeyCache
 from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool
 
 from banyan.sglang_plugin.pools import host_pool
+from banyan.sglang_plugin.pools.device_pool import KeysOfEachToken
 from banyan.sglang_plugin.pools.host_pool import SharedMLAPool
-from banyan.sglang_plugin.pools.index_keys import KeysOfEachToken
 from banyan.sglang_plugin.pools.pages import page_of_latents
 
 

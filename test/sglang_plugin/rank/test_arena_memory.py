@@ -160,7 +160,7 @@ def size_of(part_bytes, free_bytes=0):
 
 def test_allocate_growing_when_used_then_memory_comes_in_steps_and_can_be_written(monkeypatch):
     monkeypatch.setattr(arena_memory, "STEP_BYTES", 16 * FRAME)
-    arena = arena_memory.allocate_growing(size_of(40 * FRAME), BLOCK)
+    arena = arena_memory.allocate_sized(size_of(40 * FRAME), BLOCK, arena_memory.growing)
     assert (arena.num_frames, arena.num_backed) == (40, 0)
     deadline = time.monotonic() + 10
     while arena.num_backed < 40:
@@ -172,20 +172,20 @@ def test_allocate_growing_when_used_then_memory_comes_in_steps_and_can_be_writte
 
 def test_allocate_growing_when_the_reserve_would_be_touched_then_no_memory_is_taken(monkeypatch):
     monkeypatch.setattr(arena_memory._native, "available_bytes", lambda: 1000 * FRAME)
-    arena = arena_memory.allocate_growing(size_of(40 * FRAME, free_bytes=4 * 1000 * FRAME), BLOCK)
+    arena = arena_memory.allocate_sized(size_of(40 * FRAME, free_bytes=4 * 1000 * FRAME), BLOCK, arena_memory.growing)
     arena.growth.poll(0)
     arena.growth.close()
     assert arena.num_backed == 0
 
 
-@pytest.mark.parametrize("allocate", [arena_memory.allocate_growing, arena_memory.allocate_whole])
-def test_allocate_when_the_size_was_chosen_and_holds_no_prefix_then_none_and_said(allocate, caplog):
-    assert allocate(size_of(3 * FRAME), BLOCK) is None
+@pytest.mark.parametrize("make", [arena_memory.growing, arena_memory.whole])
+def test_allocate_when_the_size_was_chosen_and_holds_no_prefix_then_none_and_said(make, caplog):
+    assert arena_memory.allocate_sized(size_of(3 * FRAME), BLOCK, make) is None
     assert "no host arena" in caplog.text
 
 
 def test_allocate_whole_when_there_is_room_then_all_of_it_has_memory():
-    arena = arena_memory.allocate_whole(size_of(20 * FRAME), BLOCK)
+    arena = arena_memory.allocate_sized(size_of(20 * FRAME), BLOCK, arena_memory.whole)
     assert arena.num_backed == arena.num_frames == 20
 
 
@@ -208,13 +208,12 @@ def grown(arena, num_unused=0):
     return arena.num_backed
 
 
-@pytest.mark.parametrize("allocate", [arena_memory.reserve, arena_memory.allocate_whole])
-def test_pinned_when_the_server_starts_then_frames_of_the_first_piece_serve_and_others_follow(monkeypatch, allocate):
+@pytest.mark.parametrize("make", [arena_memory.for_device, arena_memory.whole])
+def test_pinned_when_the_server_starts_then_frames_of_the_first_piece_serve_and_others_follow(monkeypatch, make):
     monkeypatch.setattr(arena_memory, "PIECE_BYTES", 16 * FRAME)
     monkeypatch.setattr(arena_memory._native, "available_bytes", lambda: 1000 * FRAME)
-    arena = arena_memory.pinned(
-        allocate(size_of(40 * FRAME), BLOCK), pins := Pins(16 * FRAME, most_bytes=40 * FRAME), ahead_steps=2
-    )
+    arena, pins = make(size_of(40 * FRAME), BLOCK), Pins(16 * FRAME, most_bytes=40 * FRAME)
+    arena = arena_memory.pinned(arena, pins, ahead_steps=2)
     assert arena.num_backed == 16
     assert grown(arena) == arena.num_frames == 40 and pins.num_pinned_bytes == 40 * FRAME
     arena.growth.close()
@@ -223,7 +222,9 @@ def test_pinned_when_the_server_starts_then_frames_of_the_first_piece_serve_and_
 def test_pinned_when_a_later_piece_is_refused_then_the_arena_stays_as_it_is_and_says_so(monkeypatch, caplog):
     monkeypatch.setattr(arena_memory, "PIECE_BYTES", 16 * FRAME)
     arena = arena_memory.pinned(
-        arena_memory.allocate_whole(size_of(40 * FRAME), BLOCK), Pins(16 * FRAME, most_bytes=16 * FRAME), ahead_steps=2
+        arena_memory.allocate_sized(size_of(40 * FRAME), BLOCK, arena_memory.whole),
+        Pins(16 * FRAME, most_bytes=16 * FRAME),
+        ahead_steps=2,
     )
     assert grown(arena) == 16
     assert "stays at 16 frames" in caplog.text and "OUT_OF_MEMORY" in caplog.text
@@ -240,7 +241,7 @@ def test_pinned_when_frames_are_unused_then_more_are_pinned_only_where_long_prom
     monkeypatch, ahead_steps, num_backed
 ):
     monkeypatch.setattr(arena_memory, "PIECE_BYTES", 16 * FRAME)
-    arena = arena_memory.allocate_whole(size_of(40 * FRAME), BLOCK)
+    arena = arena_memory.allocate_sized(size_of(40 * FRAME), BLOCK, arena_memory.whole)
     arena = arena_memory.pinned(arena, Pins(16 * FRAME, most_bytes=40 * FRAME), ahead_steps=ahead_steps)
     assert grown(arena, num_unused=16) == num_backed
     arena.growth.close()

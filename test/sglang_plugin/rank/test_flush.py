@@ -32,7 +32,7 @@ def ranks(monkeypatch, request):
         owner.offload(transfer(keys(number), pages.alloc(PAGE)))
         owner.num_completed_offloads()
         if request.param:
-            polled_until(owner, lambda: owner.copies_of(keys(number)) == [SourceKind.HOST])
+            polled_until(owner, lambda: owner.cache.copies_of(keys(number)) == [SourceKind.HOST])
 
     def finds(number):
         return reader.lookup(f"request {number}", transfer(keys(number), None)) != []

@@ -183,8 +183,8 @@ def test_prefix_when_one_rank_offloads_it_then_the_other_loads_the_same_bytes(ra
     assert owner.offload(transfer(names, slots)) and owner.num_completed_offloads() == 1
     assert owner.pop_completed_offload()
     assert reader.lookup("r", transfer(names, None)) == [2]
-    assert reader.copies_of([names[1], keys(3)[0]]) == [SourceKind.PEER, None]
-    assert owner.copies_of([names[1]])[0] in (None, SourceKind.HOST), "its own pool is no other copy"
+    assert reader.cache.copies_of([names[1], keys(3)[0]]) == [SourceKind.PEER, None]
+    assert owner.cache.copies_of([names[1]])[0] in (None, SourceKind.HOST), "its own pool is no other copy"
     targets = own_pages.alloc(2 * PAGE)
     assert reader.load("r", transfer(names, targets))
     index = reader.start_layer_wise_loading()

@@ -9,6 +9,7 @@ from test.sglang_plugin.rank.matched import Matched
 
 from banyan.config import Config
 from banyan.core import Fetch, Offer, Outcome, PrefixSpan, Run, SourceKind
+from banyan.pacing.write_pause import WritePause
 from banyan.planner import Action, PrefillCost, PrefillTimes, asked
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import hooks, linker, planning, prefill, requests
@@ -216,7 +217,7 @@ class Store:
 
 def test_store_when_prefills_and_decodes_alternate_then_it_writes_beside_decodes_only(rank):
     store = Store()
-    rank.planner.pace_writes(store)
+    rank.planner.writes = WritePause(store)
     for _ in range(2):
         rank.pieces = ((16, 320),)
         rank.planner.started([])
@@ -230,7 +231,7 @@ def test_store_when_prefills_and_decodes_alternate_then_it_writes_beside_decodes
 def test_store_when_no_decode_follows_a_prefill_and_the_device_tells_no_end_then_an_idle_rank_writes(rank):
     store = Store()
     rank.planner.step_begins()
-    rank.planner.pace_writes(store)
+    rank.planner.writes = WritePause(store)
     rank.pieces = ((16, 320),)
     rank.planner.started([])
     rank.planner.forward_begins()

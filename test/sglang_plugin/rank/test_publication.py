@@ -9,22 +9,15 @@ from banyan.sglang_plugin.rank import publication as module
 from banyan.sglang_plugin.rank.publication import MAX_ANNOUNCED, Publication
 
 
-class Tier:
-    store = None
-
-    def __init__(self):
-        self.kept = []
-
-    def to_keep(self, keys):
-        return keys
-
-    def back_up(self, keys):
-        self.kept += keys
-
-
 @pytest.fixture
 def tier():
-    return Tier()
+    kept = []
+    return SimpleNamespace(
+        store=None,
+        kept=kept,
+        partner=SimpleNamespace(to_keep=lambda keys: keys),
+        backup=SimpleNamespace(offer=kept.extend),
+    )
 
 
 @pytest.fixture

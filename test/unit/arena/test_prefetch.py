@@ -22,7 +22,8 @@ from banyan.arena.store_tier import StoreTier
 from banyan.core import Run, SourceKind
 from banyan.features.nodes.pull import NodeFound
 from banyan.layout import BlockGeometry
-from banyan.pacing import Admission, WriteAdmission, WriteBudget
+from banyan.pacing.admission import Admission, WriteAdmission
+from banyan.pacing.budget import WriteBudget
 
 LAYER_BYTES = 4096
 BLOCK = BlockGeometry(((LAYER_BYTES // 2, LAYER_BYTES // 2),) * 3)

@@ -4,9 +4,9 @@ arena."""
 
 import pytest
 
-from banyan.arena.window import backup_limit_bytes, read_limit_bytes
+from banyan.arena.window import backup_limit_bytes, layers_per_read, read_limit_bytes
 
-MIB, GIB = 1 << 20, 1 << 30
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 TOKEN_BYTES = 128 << 10
 """KV of an 8B model."""
 
@@ -31,3 +31,23 @@ def test_reads_when_the_arena_is_as_large_as_is_usual_then_a_prompt_of_128k_toke
 
 def test_reads_when_the_arena_is_small_then_all_of_it_is_lent():
     assert read_limit_bytes(arena_bytes=GIB // 2) >= GIB // 2
+
+
+@pytest.mark.parametrize(
+    ("layer_bytes", "num_layers"),
+    [
+        ([12 * KIB] * 30, 11),
+        ([64 * KIB] * 32, 2),
+        ([256 * KIB] * 80, 1),
+        ([4 * KIB] * 8, 8),
+        ([160 * KIB] + [32 * KIB] * 3, 2),
+    ],
+    ids=["small layers", "8B", "70B", "a page below the step", "uneven layers"],
+)
+def test_step_when_nobody_chose_then_the_fewest_layers_that_keep_a_drive_busy(layer_bytes, num_layers):
+    assert layers_per_read(None, layer_bytes) == num_layers
+
+
+@pytest.mark.parametrize(("wished", "num_layers"), [(1, 1), (7, 7), (99, 30), (0, 30)])
+def test_step_when_chosen_then_so_and_never_more_than_a_page(wished, num_layers):
+    assert layers_per_read(wished, [12 * KIB] * 30) == num_layers

@@ -3,7 +3,7 @@ import socket
 
 from banyan.cli import main
 from banyan.cli.doctor import examine_store
-from banyan.store import StoreLocation
+from banyan.store.location import StoreLocation
 
 
 def test_store_when_nobody_answers_then_bad_with_the_command_that_helps():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from banyan.layout import BlockGeometry, PageLayout
+from banyan.layout import BlockGeometry, PageLayout, cacheable_tokens
 from banyan.layout.page import Part
 
 GQA = {"num_layers": 2, "page_tokens": 16, "num_heads": 4, "head_dim": 32, "value_dim": 16, "element_bytes": 2}
@@ -52,3 +52,18 @@ def test_states_when_a_model_has_several_convolutions_or_no_recurrence_then_each
     assert plain.bytes_by_name == {"recurrent states": 128, "convolution inputs": 16}
     several = PageLayout.of_states(num_layers=1, recurrent_bytes=0, convolution_bytes=[8, 4])
     assert several.bytes_by_name == {"convolution inputs 0": 8, "convolution inputs 1": 4}
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "page_tokens", "expected"),
+    [(0, 16, 0), (1, 16, 0), (16, 16, 0), (17, 16, 16), (32, 16, 16), (33, 1, 32)],
+)
+def test_cacheable_tokens_when_a_prompt_ends_at_a_page_or_not_then_its_last_token_is_left_to_compute(
+    num_tokens, page_tokens, expected
+):
+    assert cacheable_tokens(num_tokens, page_tokens) == expected
+
+
+@pytest.mark.parametrize(("num_tokens", "expected"), [(0, 0), (17, 0), (18, 16), (33, 16), (34, 32)])
+def test_cacheable_tokens_when_keys_look_ahead_then_a_page_takes_the_token_behind_it(num_tokens, expected):
+    assert cacheable_tokens(num_tokens, 16, 1) == expected

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from banyan.pacing import Correction, length_class, nearest, shortest_of_class
+from banyan.pacing.correction import Correction, length_class, nearest, shortest_of_class
 
 
 def test_correction_when_classes_err_differently_then_each_has_its_ratio():

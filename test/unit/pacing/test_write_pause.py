@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from banyan.pacing import WritePause
+from banyan.pacing.write_pause import WritePause
 
 
 class Store:

@@ -192,20 +192,21 @@ def test_choose_when_a_walk_starts_over_then_what_was_paid_for_stays_in_view():
 def test_shares_when_copying_is_quick_then_small_and_never_more_than_computing():
     shares = CostShares({SourceKind.PEER: 0.01, SourceKind.HOST: 3.0}.get, lambda: 0.0)
     shares.refresh()
-    assert [shares.of(copy) for copy in (None, SourceKind.PEER, SourceKind.HOST)] == [1.0, 0.01, 1.0]
+    copies = [None, SourceKind.PEER, SourceKind.HOST]
+    assert shares.reload_costs(copies, [1.0, 1.0, 0.5]) == [1.0, 0.01, 0.5]
 
 
 def test_shares_when_nothing_was_measured_then_copies_are_taken_to_be_quick_until_it_was():
     measured, now_s = {}, [0.0]
     shares = CostShares(measured.get, lambda: now_s[0])
-    assert shares.of(SourceKind.PEER) == UNMEASURED_SHARE
+    assert shares.reload_costs([SourceKind.PEER], [1.0]) == [UNMEASURED_SHARE]
     shares.refresh()
     measured[SourceKind.PEER] = 0.5
     shares.refresh()
-    assert shares.of(SourceKind.PEER) == UNMEASURED_SHARE
+    assert shares.reload_costs([SourceKind.PEER], [1.0]) == [UNMEASURED_SHARE]
     now_s[0] = REFRESH_S
     shares.refresh()
-    assert shares.of(SourceKind.PEER) == 0.5
+    assert shares.reload_costs([SourceKind.PEER], [1.0]) == [0.5]
 
 
 @pytest.mark.parametrize("seed", range(10))

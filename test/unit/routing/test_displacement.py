@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from banyan.routing import UNGUARDED, Query, RankState, place
+from banyan.routing import HotRankGuard, Query, RankState, place
 from banyan.routing.displacement import TIMES_LOST, displaced
 from banyan.routing.policies import Hybrid, Linear, LMetric, Unified
 
+UNGUARDED = HotRankGuard(math.inf)
 COSTS = [LMetric(), Unified(fetch_overhead_s=0.0), Linear(alpha=0.0), Hybrid(min_cached_ratio=1.0)]
 
 

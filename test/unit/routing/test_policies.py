@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import pytest
 from msgspec.structs import replace
 
-from banyan.routing import UNGUARDED, HotRankGuard, NoActiveRank, Query, RankState, Reason, SeededTieBreaks, place
+from banyan.routing import HotRankGuard, NoActiveRank, Query, RankState, Reason, SeededTieBreaks, place
 from banyan.routing.policies import (
     Affinity,
     DualPath,
@@ -21,6 +22,7 @@ from banyan.routing.policies import (
     Unified,
 )
 
+UNGUARDED = HotRankGuard(math.inf)
 IDLE = [RankState(rank=0), RankState(rank=1)]
 
 

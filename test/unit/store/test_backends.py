@@ -11,7 +11,9 @@ import pytest
 
 from banyan.features.stores import mooncake
 from banyan.ports import PageStore
-from banyan.store import Space, StoreLocation, backends, look, open_store
+from banyan.store import backends
+from banyan.store.backends import Space, look, open_store
+from banyan.store.location import StoreLocation
 
 SPACE = Space(quota_bytes=8 << 20, share_bytes=4 << 20, floor_bytes=0)
 

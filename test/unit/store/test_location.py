@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from banyan.store import StoreLocation
+from banyan.store.location import StoreLocation
 
 
 def test_location_when_parsed_then_plain_paths_are_files() -> None:

@@ -5,8 +5,8 @@ Prompt and answer are written by two servers, and either may be first. So an ans
 pauses, for as long as its prompt can be expected.
 
 Invariants
-  1. No more than ``max_chains`` wait; the oldest goes first.
-  2. A chain is offered again no later than ``patience_s`` after it was first refused, and then forgotten.
+  1. No more than ``MAX_CHAINS`` wait; the oldest goes first.
+  2. A chain is offered again no later than ``PATIENCE_S`` after it was first refused, and then forgotten.
 """
 
 from __future__ import annotations
@@ -32,26 +32,15 @@ class _Chain:
 class Orphans:
     """What waits for its parents. One thread."""
 
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        *,
-        patience_s: float = PATIENCE_S,
-        max_chains: int = MAX_CHAINS,
-    ) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._patience_s = patience_s
-        self._max_chains = max_chains
         self._chains: deque[_Chain] = deque()
         self._num_given_up_pages = 0
-
-    def __len__(self) -> int:
-        return len(self._chains)
 
     def refused(self, keys: Sequence[str]) -> None:
         """The store has just refused this chain."""
         now_s = self._clock()
-        self._append(_Chain(keys, now_s + self._patience_s, now_s + FIRST_PAUSE_S, FIRST_PAUSE_S))
+        self._append(_Chain(keys, now_s + PATIENCE_S, now_s + FIRST_PAUSE_S, FIRST_PAUSE_S))
 
     def offer_again(self, offer: Callable[[Sequence[str]], Sequence[str]]) -> None:
         """Give every chain that is due to ``offer``; what it gives back was refused again."""
@@ -69,7 +58,7 @@ class Orphans:
 
     def _append(self, chain: _Chain) -> None:
         self._chains.append(chain)
-        if len(self._chains) > self._max_chains:
+        if len(self._chains) > MAX_CHAINS:
             self._num_given_up_pages += len(self._chains.popleft().keys)
 
     def take_given_up(self) -> int:

@@ -22,7 +22,7 @@ class Others(Partner):
         self.role = role
         self.takes_back = takes_back
         self.orphans = Orphans(clock)
-        self.arrivals: Arrivals[Callable[[], None]] = Arrivals(clock)
+        self.arrivals = Arrivals(clock)
         self._answers = Answers()
 
     @property
@@ -41,7 +41,7 @@ class Others(Partner):
         if self.role.keeps_answers_only:
             self._answers.handed(keys)
         if self.role.learns_from_others:
-            self.arrivals.came(keys, look_again)
+            self.arrivals.came(look_again)
 
     def to_keep(self, keys: Sequence[str]) -> Sequence[str]:
         if not self.role.keeps_answers_only:
@@ -59,7 +59,7 @@ class Others(Partner):
         self.orphans.offer_again(store.offer_again)
         counters.archive_refused_pages += self.orphans.take_given_up()
         if self.role.learns_from_others:
-            for _, look_again in self.arrivals.to_look_up(store.take_news()):
+            for look_again in self.arrivals.to_look_up(store.take_news()):
                 look_again()
 
     def forget(self) -> None:

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Protocol
 
 from banyan.features.pairs.roles import Role
 from banyan.latest import Latest
 from banyan.layout import Layout
-from banyan.ports import Copy, Frames, Lease, Match
+from banyan.ports import Copy, Frames, Lease
+from banyan.supply import Part
 from banyan.telemetry import Counters
 
 MAX_DOUBTED = 256
@@ -42,22 +42,6 @@ class State(StrEnum):
     IN = "in"
     FAILED = "failed"
     LET_GO = "let go"
-
-
-class Arena(Protocol):
-    """What can be taken back."""
-
-    def lookup(self, keys: Sequence[str]) -> Match:
-        """The leading pages that it holds."""
-        ...
-
-    def lease(self, match: Match, keys: Sequence[str]) -> Lease | None:
-        """All of them or None."""
-        ...
-
-    def start_copy(self, lease: Lease, frames: Frames) -> Copy:
-        """Into these frames of the rank's pool."""
-        ...
 
 
 class TakeBack:
@@ -116,7 +100,7 @@ class TakeBack:
 class TakeBacks:
     """All of one rank."""
 
-    def __init__(self, arena: Callable[[], Arena], counters: Counters) -> None:
+    def __init__(self, arena: Callable[[], Part], counters: Counters) -> None:
         """``arena``: that of the present weights."""
         self._arena = arena
         self._counters = counters

@@ -49,14 +49,7 @@ def name_of(namespace: bytes, key: str) -> str:
 class AskedValues:
     """``failed`` is told when the store does not answer."""
 
-    def __init__(
-        self,
-        values: Values,
-        presence: PresenceCache,
-        failed: Callable[[Exception], None],
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
-        self._clock = clock
+    def __init__(self, values: Values, presence: PresenceCache, failed: Callable[[Exception], None]) -> None:
         self._values = values
         self._presence = presence
         self._failed = failed
@@ -68,7 +61,7 @@ class AskedValues:
 
     def ask(self, keys: Sequence[str], namespace: bytes) -> int | None:
         """The number of the question; None where the store is not asked: it is slow, or has just failed."""
-        now_s = self._clock()
+        now_s = monotonic()
         oldest_s = next(iter(self._under_way.values()), now_s)
         if len(self._under_way) >= MAX_QUESTIONS or now_s - oldest_s > SLOW_S or now_s < self._silent_until_s:
             return None
@@ -105,7 +98,7 @@ class AskedValues:
         try:
             there = keys[: self._num_there(keys, namespace)]
         except Exception as error:  # noqa: BLE001 - whatever a library raises costs hits, and nothing else
-            self._silent_until_s = self._clock() + SILENCE_S
+            self._silent_until_s = monotonic() + SILENCE_S
             self._failed(error)
             return []
         self._presence.add(there, namespace)

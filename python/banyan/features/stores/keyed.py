@@ -2,7 +2,7 @@
 """``ports.PageStore`` over a store that keeps values by name and has to be asked what it holds.
 
 Invariants
-  1. The scheduler's thread calls the public methods; none but ``sync``, ``invalidate``, ``evict``, ``clear`` and
+  1. The scheduler's thread calls the public methods; none but ``sync``, ``invalidate``, ``clear`` and
      ``close`` waits for the library. Questions, reads and writes are other threads', and the number of each is bounded.
   2. A name says namespace and page key, so nothing of another model, layout or shard is ever asked for.
   3. A page that failed is not expected again for a while, and is removed where it was there and wrong.
@@ -13,7 +13,6 @@ at that only.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -61,7 +60,6 @@ class KeyedStore:
         namespace: bytes,
         layer_bytes: Sequence[int],
         read_bytes_per_s: int | None = None,
-        backlog_bytes: int = BACKLOG_BYTES,
         stall_s: float = STALL_S,
     ) -> None:
         self._values = values
@@ -90,7 +88,7 @@ class KeyedStore:
             values,
             self._value_format,
             self._header_buffer(BATCH),
-            backlog_bytes=backlog_bytes,
+            backlog_bytes=BACKLOG_BYTES,
             num_reads=lambda: self._num_reading,
             done=self._wrote,
             lost=self._log.about,
@@ -271,28 +269,6 @@ class KeyedStore:
 
     # ---- leave -------------------------------------------------------------------------------------------------
 
-    def evict(self, num_pages: int) -> int:
-        """Remove pages that this process has written, the latest first, as far as it remembers them."""
-        try:
-            return self._remove(num_pages)
-        except OSError as error:
-            self._failed("write_failures", error)
-            return 0
-
-    def _remove(self, num_pages: int) -> int:
-        with self._lock:
-            keys = list(itertools.islice(reversed(self._own), num_pages))
-            for key in keys:
-                del self._own[key]
-        self._presence.forget(keys)
-        try:
-            return self._evictions.remove([name_of(self._presence.namespace, key) for key in keys]) if keys else 0
-        except OSError:
-            # The next one has them to remove.
-            with self._lock:
-                self._own.update(dict.fromkeys(reversed(keys)))
-            raise
-
     def clear(self) -> int:
         """Fail what is queued, and remove the pages that this process has written, as far as it remembers them. Others
         may do the same just now: what they hold has to be asked again.
@@ -301,8 +277,18 @@ class KeyedStore:
             OSError: when the library refuses, or has not answered in time.
         """
         self._writes.drop()
+        with self._lock:
+            # The latest first.
+            keys = list(reversed(self._own))
+            self._own.clear()
         self._presence.clear()
-        return self._remove(MAX_PRESENT)
+        try:
+            return self._evictions.remove([name_of(self._presence.namespace, key) for key in keys]) if keys else 0
+        except OSError:
+            # The next one has them to remove.
+            with self._lock:
+                self._own.update(dict.fromkeys(reversed(keys)))
+            raise
 
     def invalidate(self, namespace: bytes) -> None:
         with self._lock:

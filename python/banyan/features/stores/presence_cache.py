@@ -59,15 +59,8 @@ class PresenceCache:
                 self._doubted_until.put(key, self._clock() + DOUBT_S)
             self.version += 1
 
-    def forget(self, keys: Sequence[str]) -> None:
-        """These were removed."""
-        with self._lock:
-            for key in keys:
-                self._said_s.pop(key, None)
-            self.version += 1
-
     def clear(self) -> None:
-        """Others may have removed any of them: each is asked for again."""
+        """Any of them may have been removed: each is asked for again."""
         with self._lock:
             self._said_s.clear()
             self.version += 1

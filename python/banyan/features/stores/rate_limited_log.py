@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from time import monotonic
 
 logger = logging.getLogger("banyan")
@@ -16,16 +15,15 @@ SILENCE_S = 60.0
 class RateLimitedLog:
     """Any thread."""
 
-    def __init__(self, engine: str, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, engine: str) -> None:
         self._engine = engine
-        self._clock = clock
         self._lock = threading.Lock()
         self._silent_until_s = float("-inf")
         self._num_unsaid = 0
 
     def about(self, trouble: object) -> None:
         with self._lock:
-            now_s = self._clock()
+            now_s = monotonic()
             if now_s < self._silent_until_s:
                 self._num_unsaid += 1
                 return

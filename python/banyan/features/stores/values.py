@@ -47,7 +47,6 @@ class Reading(Protocol):
         Raises:
             OSError: when the store does not answer.
         """
-        ...
 
 
 class Values(Protocol):
@@ -56,33 +55,26 @@ class Values(Protocol):
     @property
     def engine(self) -> str:
         """In one line, what does the work."""
-        ...
 
     @property
     def least_bytes(self) -> int:
         """A transfer of less takes about as long: steps of a read are made of so many layers that none is smaller."""
-        ...
 
     def register(self, iovec: Iovec) -> None:
         """Announce memory that values will move in and out of."""
-        ...
 
     def present(self, names: Sequence[str]) -> list[bool]: ...
 
     def write(self, values: Sequence[Value]) -> list[bool]:
         """Which of them were written. Others find a value whole, or not at all."""
-        ...
 
     def reading(self, names: Sequence[str]) -> AbstractContextManager[Reading]:
         """Values to read from; those that are not there give nothing."""
-        ...
 
     def remove(self, names: Sequence[str]) -> int:
         """Remove those that are there; how many."""
-        ...
 
     def stats(self) -> dict[str, int]:
         """What it counts beside reads and writes."""
-        ...
 
     def close(self) -> None: ...

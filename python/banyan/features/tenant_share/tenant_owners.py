@@ -13,13 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import cast
 
+from banyan._native import SharedBytes
 from banyan.arena.owners import Owners
 from banyan.features.tenant_share.frame_owners import NOBODY
 from banyan.features.tenant_share.shared_residency import SharedResidency
 from banyan.ports import ArenaFrameTable, Frames, PageStore
 from banyan.routing.tenant_secret import SALT_CHARS
-from banyan.store import shared_out_store
+from banyan.store.backends import native_store
 
 REMEMBERED_KEYS = 1 << 17
 """At least so many, and at most twice: some 30 MB. At 16 tokens a page two million tokens of prompts."""
@@ -68,21 +70,21 @@ class TenantOwners(Owners):
     # ---- the store ---------------------------------------------------------------------------------------------
 
     def opened(self, store: PageStore) -> None:
-        if (shared_out := shared_out_store(store)) is not None:
-            shared_out.share_out(self._share)
+        if (native := native_store(store)) is not None:
+            native.share_out(self._share)
 
     def stored(self, store: PageStore, keys: Sequence[str], num_stored: int) -> None:
-        shared_out, number = shared_out_store(store), self._number(keys)
-        if shared_out is not None and number and num_stored:
-            shared_out.adopt(number, list(keys[:num_stored]))
+        native, number = native_store(store), self._number(keys)
+        if native is not None and number and num_stored:
+            native.adopt(number, list(keys[:num_stored]))
 
     def put(
         self, store: PageStore, keys: Sequence[str], parent: str | None, memory: object, offsets: Frames
     ) -> list[str]:
-        shared_out = shared_out_store(store)
-        if shared_out is None:
+        native = native_store(store)
+        if native is None:
             return super().put(store, keys, parent, memory, offsets)
-        return shared_out.put_for(self._number(keys), keys, parent, memory, offsets)
+        return native.put_for(self._number(keys), keys, parent, cast(SharedBytes, memory), offsets)
 
     def _number(self, keys: Sequence[str]) -> int:
         return self._numbers.setdefault(self.owner_of(keys), len(self._numbers))

@@ -38,7 +38,7 @@ from banyan.refusals.start import fault_refusal, kept_arena_refusal, store_refus
 from banyan.refusals.tenant_server import TenantFacts, file_refusal, misfit_refusal, tenant_refusals
 from banyan.sglang_plugin import last_words, runtime, seams
 from banyan.sglang_plugin.launcher import cpu_engine, tenant_salts
-from banyan.store import look
+from banyan.store.backends import look
 from banyan.store.location import FILE, HF3FS, StoreLocation, asked_scheme
 
 logger = logging.getLogger("banyan")

@@ -39,7 +39,7 @@ Pins = HostPieces
 
 
 class PoolAccess(Protocol):
-    """What differs between a pool on the host and one on a GPU."""
+    """What differs between a pool on the host and one on a GPU. What has a body is that of a pool on the host."""
 
     shares_pool: bool
     """Whether peers read the pool itself; if not, they find its pages in the host arena."""
@@ -47,34 +47,28 @@ class PoolAccess(Protocol):
     pins_arena: bool
     """Whether pages can be copied to and from this rank's part of the host arena, if it has one."""
 
-    @property
-    def pins(self) -> Pins | None:
-        """What makes this rank's part known to a device as it is needed; None where there is no part, or no device."""
-        ...
+    pins: Pins | None = None
+    """What makes this rank's part known to a device as it is needed; None where there is no part, or no device."""
 
     follows_reads: bool
     """Whether a copy into the pool can follow a read of the store; if not, pages are leased once they have landed."""
 
-    link_bytes_per_s: float
+    link_bytes_per_s: float = 0.0
     """How fast pages move between the pool and the arena, as measured at the start; 0.0 where that was not done."""
 
     def attach(self, publish: Publish) -> None:
         """Pages that are complete go to ``publish`` from now on."""
-        ...
 
     def guard(self, allocator: QuarantiningAllocator, pages: OwnPages) -> None:
         """From now on ``allocator`` withdraws freed pages from ``pages`` before it hands them out."""
-        ...
 
     def frames(self, slots: torch.Tensor) -> Any:
         """Page numbers of whole pages of ``slots``, in the form that the source's ``start_copy`` takes."""
-        ...
 
     def join(
         self, rank_table: _native.RankTable, member_slots: MemberSlots, namespace: bytes
     ) -> tuple[OwnFrameTable, Peers]:
         """Announce the pool in the rank table and open the view of the others."""
-        ...
 
     def arena_peers(
         self,
@@ -85,38 +79,32 @@ class PoolAccess(Protocol):
         memory: _native.SharedBytes,
     ) -> Peers:
         """A view whose copies go down into this rank's part of the host arena."""
-        ...
 
     def offload(self, slots: torch.Tensor, keys: list[str], window: Window | None = None) -> bool:
         """Publish the pages of a node as soon as they are complete, of both pools at once; False when that cannot be
         promised. SGLang holds the node until it is told."""
-        ...
 
     def offer_again(self, slots: torch.Tensor, keys: list[str], window: Window) -> None:
         """As ``offload``, of a node that nobody holds, and SGLang is not told: pages that are freed meanwhile are
         withdrawn nevertheless."""
-        ...
 
     def time_layers(self, num_layers: int, took: Callable[[tuple[Piece, ...], float], None]) -> DeviceTimer | None:
         """What times prefills by the device's clock and tells ``took``; None where the caller's clock does."""
-        ...
+        return None
 
     def poll(self) -> None:
         """Go on with what the device has finished. Called on every scheduling step; never waits."""
-        ...
 
     @property
     def num_completed(self) -> int:
         """Offloads that are done and not popped, counted in the order of ``offload``."""
-        ...
 
     def pop_completed(self) -> bool:
         """Take the oldest one; whether it was published."""
-        ...
 
     def give_up_offloads(self) -> None:
         """Those that are under way are done, unpublished."""
-        ...
+        return
 
     def wait_for_copies(self) -> None:
         """Before pages are withdrawn or memory is given away: wait until no copy is under way.
@@ -124,17 +112,16 @@ class PoolAccess(Protocol):
         Raises:
             RuntimeError: when the device does not come to an end with them.
         """
-        ...
+        return
 
     def leave(self) -> None:
         """Before the rank leaves its namespace: let go of its peers, drop what is not published. No copy is under way
         but those of the tiers, which end meanwhile."""
-        ...
+        return
 
     def state(self) -> dict[str, int]:
         """What this way to the pool has taken of the machine, for ``/server_info``."""
-        ...
+        return {}
 
     def forget(self) -> None:
         """After a flush: SGLang has forgotten its offloads, so they are neither published nor counted."""
-        ...

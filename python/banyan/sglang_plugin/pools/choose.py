@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which pool, which allocator and which way to the pool this rank gets: on the host, or on its GPU."""
+"""Which pool and which allocator this rank gets: on the host, or on its GPU."""
 
 from __future__ import annotations
 
@@ -8,18 +8,14 @@ from typing import Any
 
 from sglang.srt.runtime_context import get_parallel
 
-from banyan import _native
 from banyan.config import Config
 from banyan.refusals.start import allocator_refusal
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.pools.access import PoolAccess
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
 from banyan.sglang_plugin.pools.device_pool import DeviceDSAPool, DeviceMHAPool, DeviceMLAPool
-from banyan.sglang_plugin.pools.host_access import HostAccess
 from banyan.sglang_plugin.pools.host_pool import SharedMHAPool, SharedMLAPool
 from banyan.sglang_plugin.pools.rank_device import RankDevice
-from banyan.sglang_plugin.pools.reserve import Reserve
 
 HOST_POOLS = (SharedMHAPool, SharedMLAPool)
 POOLS = (*HOST_POOLS, DeviceMHAPool, DeviceMLAPool, DeviceDSAPool)
@@ -54,40 +50,3 @@ def around_get_paged_allocator_cls(original: Callable[..., Any], platform: Any) 
 def open_device(config: Config, pools: Sequence[Any]) -> RankDevice | None:
     """What all ``pools`` of a rank share of its GPU; None where they lie on the host."""
     return None if isinstance(pools[0], HOST_POOLS) else RankDevice(config, pools)
-
-
-def open_access(
-    *,
-    device: RankDevice | None,
-    pool: Any,
-    page_tokens: int,
-    config: Config,
-    num_slots: int,
-    forward_stream: Any,
-    record_ready: Callable[[], list[Any]],
-    arena: _native.SharedBytes | None,
-    has_arena: bool,
-    reserve: Reserve,
-    devices: Sequence[int],
-) -> PoolAccess:
-    """The way to ``pool``, and its drafts. ``device`` as ``open_device`` opened it. ``num_slots`` counts the rank
-    table's, ``arena`` is this rank's part of the host arena, ``has_arena`` whether its pages have a part to go to;
-    ``reserve`` is kept free where a freed page comes late; ``devices`` are those of all member slots."""
-    if device is None:
-        return HostAccess(pool, page_tokens)
-    # Imported here: it loads Triton and the driver.
-    from banyan.sglang_plugin.pools.device_access import DeviceAccess
-
-    return DeviceAccess(
-        device=device,
-        pool=pool,
-        page_tokens=page_tokens,
-        config=config,
-        num_slots=num_slots,
-        forward_stream=forward_stream,
-        record_ready=record_ready,
-        arena=arena,
-        has_arena=has_arena,
-        reserve=reserve,
-        devices=devices,
-    )

@@ -22,7 +22,7 @@ from banyan.layout import BlockGeometry
 from banyan.layout.member_slots import MemberSlots
 from banyan.planner import Piece
 from banyan.ports import OwnFrameTable, Peers
-from banyan.sglang_plugin.pools.access import Publish, Window
+from banyan.sglang_plugin.pools.access import PoolAccess, Publish, Window
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.device_numbers import NumbersOnDevice
 from banyan.sglang_plugin.pools.device_offloads import NodeKeys
@@ -67,8 +67,8 @@ def markable_stream() -> int | None:
     return None if torch.cuda.is_current_stream_capturing() else current_stream()
 
 
-class DeviceAccess:
-    """Implements ``PoolAccess`` on CUDA."""
+class DeviceAccess(PoolAccess):
+    """A pool on a GPU."""
 
     def __init__(
         self,
@@ -85,9 +85,10 @@ class DeviceAccess:
         reserve: Reserve,
         devices: Sequence[int],
     ) -> None:
-        """``device`` is shared by all pools of the rank; ``devices`` are those of all member slots; ``record_ready`` is
-        the linker's ``record_offload_ready``; ``arena`` this rank's part of the host arena, and ``has_arena`` whether
-        its pages have a part to go to, be it another shard's."""
+        """``device`` is shared by all pools of the rank; ``devices`` are those of all member slots; ``num_slots``
+        counts the rank table's; ``record_ready`` is the linker's ``record_offload_ready``; ``arena`` this rank's part
+        of the host arena, and ``has_arena`` whether its pages have a part to go to, be it another shard's; ``reserve``
+        is kept free where a freed page comes late."""
         self._rank_device = device
         self._reserve = reserve
         self._page_tokens = page_tokens
@@ -220,7 +221,7 @@ class DeviceAccess:
             reads = ArenaReads(self._ring, frame_bytes=BlockGeometry.of_page(geometry.page).frame_bytes)
         reader = self._open_reader(peers, order, self._copy_ends, num_pages=geometry.num_pages, reads=reads)
         # It leases only what its own lookup has found; a protocol cannot say that.
-        return cast(OwnFrameTable, frame_table), cast(Peers, reader)
+        return frame_table, cast(Peers, reader)
 
     def _open_mappings(self, peers: _native.Peers, member_slots: MemberSlots) -> PeerMappings:
         """For all readers of this rank: what one of them can read the others can."""

@@ -15,8 +15,8 @@ from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, MHATokenToKVPool,
 
 from banyan.layout import PageLayout, PoolGeometry
 from banyan.refusals import pool_refusal
+from banyan.refusals.models import index_refusal
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.pools.index_keys import KeysOfEachToken
 from banyan.sglang_plugin.pools.pages import page_of_heads, page_of_latents
 
 Placed = list[tuple[int, int]]
@@ -72,6 +72,23 @@ class DeviceMLAPool(MLATokenToKVPool):
         super()._create_buffers()
         layers = [((buffer, self.page_size),) for buffer in self.kv_buffer]
         self.banyan_geometry, self.banyan_extents = describe_buffers(page_of_latents(self), layers)
+
+
+class KeysOfEachToken:
+    """In front of SGLang's pool of latents and index keys. Refuses what a page of these does not describe: it has index
+    keys of every layer and every token, in one row."""
+
+    def __init__(self, *args: Any, index_head_dim: int, **kwargs: Any) -> None:
+        line = index_refusal(
+            tokens_per_key=kwargs.get("index_kpool", 1),
+            num_without=sum(kwargs.get("skip_topk_layers") or ()),
+            is_divided=kwargs.get("dcp_replicated", False),
+        )
+        if line is not None:
+            runtime.refuse(line)
+        # SGLang sets it behind the latents; their page is to have room for the keys before.
+        self.index_head_dim = index_head_dim
+        super().__init__(*args, index_head_dim=index_head_dim, **kwargs)  # type: ignore[call-arg]
 
 
 class DeviceDSAPool(KeysOfEachToken, DSATokenToKVPool):

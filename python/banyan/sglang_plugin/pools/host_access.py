@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -12,28 +11,25 @@ import torch
 from banyan import _native
 from banyan.layout import BlockGeometry
 from banyan.layout.member_slots import MemberSlots
-from banyan.planner import Piece
 from banyan.ports import OwnFrameTable, Peers
-from banyan.sglang_plugin.pools.access import DeviceTimer, Publish, Window
+from banyan.sglang_plugin.pools.access import PoolAccess, Publish, Window
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.quarantine import OwnPages, Quarantine
 
 
-class HostAccess:
+class HostAccess(PoolAccess):
     """A pool in shared memory. The forward runs on the calling thread: what enters the tree is complete."""
 
     shares_pool = True
     pins_arena = True
-    pins = None
     follows_reads = True
-    link_bytes_per_s = 0.0
+    num_completed = 0
 
     def __init__(self, pool: Any, page_tokens: int) -> None:
         self._pool = pool
         self._page_tokens = page_tokens
         self._publish: Publish | None = None
         self._allocator: Quarantine | None = None
-        self._num_completed = 0
 
     def attach(self, publish: Publish) -> None:
         self._publish = publish
@@ -55,7 +51,7 @@ class HostAccess:
         )
         # It leases only what its own lookup has found; a protocol cannot say that.
         peers = _native.Peers(rank_table, member_slots.own, member_slots.own, namespace, geometry.table(), pool)
-        return cast(OwnFrameTable, frame_table), cast(Peers, peers)
+        return frame_table, cast(Peers, peers)
 
     def arena_peers(
         self,
@@ -72,7 +68,7 @@ class HostAccess:
 
     def offload(self, slots: torch.Tensor, keys: list[str], window: Window | None = None) -> bool:
         self._publish_now(slots, keys, window)
-        self._num_completed += 1
+        self.num_completed += 1
         return True
 
     def offer_again(self, slots: torch.Tensor, keys: list[str], window: Window) -> None:
@@ -82,32 +78,13 @@ class HostAccess:
         assert self._publish is not None
         self._publish(self.frames(slots), keys, window)
 
-    def time_layers(self, num_layers: int, took: Callable[[tuple[Piece, ...], float], None]) -> DeviceTimer | None:
-        return None
-
     def poll(self) -> None:
         assert self._allocator is not None
         self._allocator.poll()
 
-    @property
-    def num_completed(self) -> int:
-        return self._num_completed
-
     def pop_completed(self) -> bool:
-        self._num_completed -= 1
+        self.num_completed -= 1
         return True
 
-    def give_up_offloads(self) -> None:
-        pass
-
-    def wait_for_copies(self) -> None:
-        pass
-
-    def leave(self) -> None:
-        pass
-
-    def state(self) -> dict[str, int]:
-        return {}
-
     def forget(self) -> None:
-        self._num_completed = 0
+        self.num_completed = 0

@@ -8,7 +8,7 @@ offsets come from ``PoolGeometry`` and from nowhere else.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import psutil
 import torch
@@ -36,21 +36,26 @@ def laid_behind(memory: _native.SharedBytes) -> Iterator[None]:
         _front = None
 
 
-def _allocate(page: PageLayout, num_pages: int) -> tuple[_native.SharedBytes, PoolGeometry]:
-    global _front
-    start = 0 if _front is None else _front.num_bytes
-    geometry = PoolGeometry.stacked(page, num_pages, base_bytes=start)
-    need_bytes = geometry.num_bytes - start
+def allocated(make: Callable[[int, str], _native.SharedBytes], need_bytes: int, label: str) -> _native.SharedBytes:
+    """Memory as ``make`` takes it. Refuses where there is none."""
     line = memory_refusal(need_bytes=need_bytes, available_bytes=psutil.virtual_memory().available)
     if line is not None:
         runtime.refuse(line)
     try:
-        if _front is None:
-            return _native.SharedBytes.create(need_bytes, "banyan-pool"), geometry
-        _front = _front.extended(need_bytes, "banyan-pool")
-        return _front, geometry
+        return make(need_bytes, label)
     except OSError as error:
         runtime.refuse(pool_memory_refusal(need_bytes=need_bytes, error=error))
+
+
+def _allocate(page: PageLayout, num_pages: int) -> tuple[_native.SharedBytes, PoolGeometry]:
+    global _front
+    start = 0 if _front is None else _front.num_bytes
+    geometry = PoolGeometry.stacked(page, num_pages, base_bytes=start)
+    make = _native.SharedBytes.create if _front is None else _front.extended
+    shared = allocated(make, geometry.num_bytes - start, "banyan-pool")
+    if _front is not None:
+        _front = shared
+    return shared, geometry
 
 
 def _view(shared: _native.SharedBytes, *, base_bytes: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

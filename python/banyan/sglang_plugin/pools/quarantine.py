@@ -50,11 +50,9 @@ class OwnPages(Protocol):
 
     def retire(self, frames: Any) -> bytes:
         """Withdraw pages; those that nobody reads."""
-        ...
 
     def drain(self) -> bytes:
         """Those that have been let go since."""
-        ...
 
 
 class Quarantine:

@@ -17,7 +17,6 @@ class Sender(Protocol):
 
     def take_next(self) -> bool:
         """Act on the oldest list that was sent; False when it has not come."""
-        ...
 
 
 class ReadbackOrder:

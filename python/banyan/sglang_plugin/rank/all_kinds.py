@@ -72,7 +72,7 @@ class Kinds:
         """Of the pages of a chain those in this rank's part of the arena go next, unless they are kept."""
         for kind in self:
             if kind.tier is not None:
-                kind.tier.demote(keys)
+                kind.tier.residency.demote(keys)
 
     def _restorable(self, keys: Sequence[str], most: int) -> int:
         for kind in self.beside:
@@ -141,7 +141,7 @@ class Kinds:
     def close_tiers(self) -> None:
         """Leave the arena for good."""
         for kind in self:
-            kind.close_tier()
+            kind.leave_tier(for_good=True)
 
     def close(self) -> None:
         """Leave for good."""

@@ -84,19 +84,41 @@ def allocate(num_bytes: int, block: BlockGeometry) -> Arena:
         runtime.refuse(arena_memory_refusal(need_bytes=num_bytes, error=error))
 
 
-def allocate_growing(size: AutoSize, block: BlockGeometry) -> Arena | None:
-    """Memory of the size that was chosen for it, taken with use. None where there is no room for one, which is said."""
-    return _sized(size, block, _reserved)
+def allocate_sized(
+    size: AutoSize, block: BlockGeometry, make: Callable[[AutoSize, BlockGeometry], Arena]
+) -> Arena | None:
+    """Memory of the size that was chosen for it, as ``make`` takes it. None where there is no room, which is said."""
+    if size.part_bytes < LEAST_FRAMES * block.frame_bytes:
+        logger.warning("banyan: no host arena: %.2f GiB of memory are free", size.free_bytes / config.GIB)
+        return None
+    try:
+        return make(size, block)
+    except OSError as error:
+        logger.warning("banyan: no host arena: %s", error)
+        return None
 
 
-def allocate_whole(size: AutoSize, block: BlockGeometry) -> Arena | None:
-    """As ``allocate_growing``, but all of it is taken now: a device is going to know it by its address."""
-    return _sized(size, block, _committed)
+def whole(size: AutoSize, block: BlockGeometry) -> Arena:
+    """All of it is taken now: a device is going to know it by its address."""
+    return Arena(_native.SharedBytes.create(_whole_frames(size.part_bytes, block), "banyan-arena"), block)
 
 
-def reserve(size: AutoSize, block: BlockGeometry) -> Arena | None:
-    """As ``allocate_growing``, for a device: what takes memory and makes it known to the device is named later."""
-    return _sized(size, block, _for_device)
+def for_device(size: AutoSize, block: BlockGeometry) -> Arena:
+    """It is taken with use; what takes it and makes it known to the device is named later."""
+    memory = _native.SharedBytes.reserve(_whole_frames(size.part_bytes, block), "banyan-arena")
+    return Arena(memory, block, reserve_bytes=size.reserve_bytes)
+
+
+def growing(size: AutoSize, block: BlockGeometry) -> Arena:
+    """It is taken with use."""
+    arena, frame_bytes = for_device(size, block), block.frame_bytes
+
+    def back(start: int, stop: int) -> None:
+        arena.memory.back(start * frame_bytes, (stop - start) * frame_bytes)
+
+    return replace(
+        arena, growth=_growth(arena, step_bytes=STEP_BYTES, ahead_steps=AHEAD_STEPS, back=back, num_backed=0)
+    )
 
 
 def pinned(arena: Arena, pins: Pins, *, ahead_steps: int) -> Arena:
@@ -112,37 +134,6 @@ def pinned(arena: Arena, pins: Pins, *, ahead_steps: int) -> Arena:
         num_backed=pins.num_pinned_bytes // frame_bytes,
     )
     return replace(arena, growth=growth)
-
-
-def _sized(size: AutoSize, block: BlockGeometry, make: Callable[[AutoSize, BlockGeometry], Arena]) -> Arena | None:
-    if size.part_bytes < LEAST_FRAMES * block.frame_bytes:
-        logger.warning("banyan: no host arena: %.2f GiB of memory are free", size.free_bytes / config.GIB)
-        return None
-    try:
-        return make(size, block)
-    except OSError as error:
-        logger.warning("banyan: no host arena: %s", error)
-        return None
-
-
-def _committed(size: AutoSize, block: BlockGeometry) -> Arena:
-    return Arena(_native.SharedBytes.create(_whole_frames(size.part_bytes, block), "banyan-arena"), block)
-
-
-def _for_device(size: AutoSize, block: BlockGeometry) -> Arena:
-    memory = _native.SharedBytes.reserve(_whole_frames(size.part_bytes, block), "banyan-arena")
-    return Arena(memory, block, reserve_bytes=size.reserve_bytes)
-
-
-def _reserved(size: AutoSize, block: BlockGeometry) -> Arena:
-    arena, frame_bytes = _for_device(size, block), block.frame_bytes
-
-    def back(start: int, stop: int) -> None:
-        arena.memory.back(start * frame_bytes, (stop - start) * frame_bytes)
-
-    return replace(
-        arena, growth=_growth(arena, step_bytes=STEP_BYTES, ahead_steps=AHEAD_STEPS, back=back, num_backed=0)
-    )
 
 
 def _growth(

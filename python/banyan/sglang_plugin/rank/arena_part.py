@@ -62,12 +62,9 @@ class ArenaPart:
             free_bytes=free_bytes,
             num_pools=GROWING_POOLS if grows else COMMITTED_POOLS,
         )
-        if grows:
-            allocate = arena_memory.allocate_growing
-        else:
-            # A GPU's copies take it piece by piece; a store may read into any frame at once.
-            allocate = arena_memory.allocate_whole if self.config.store else arena_memory.reserve
-        arena = allocate(size, self.block)
+        # A GPU's copies take it piece by piece; a store may read into any frame at once.
+        fixed = arena_memory.whole if self.config.store else arena_memory.for_device
+        arena = arena_memory.allocate_sized(size, self.block, arena_memory.growing if grows else fixed)
         if arena is None and self.config.store:
             runtime.refuse(arena_room_refusal(flag="--banyan-store", free_bytes=free_bytes))
         if arena is None and self.config.deals_with_nodes:

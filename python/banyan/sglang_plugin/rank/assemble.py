@@ -15,6 +15,7 @@ from typing import Any
 
 from banyan import faults
 from banyan.cache import PrefixCache
+from banyan.pacing.write_pause import WritePause
 from banyan.planner import RequestFacts
 from banyan.sglang_plugin import page_hash, runtime
 from banyan.sglang_plugin.pools.choose import open_device
@@ -149,7 +150,7 @@ def _keep_time(
         # As if every token had all that a page of either kind has of it.
         token_bytes = sum(kind.block.block_bytes for kind in kinds) // setup.page_tokens
         times.step_together(allocators, planner, token_bytes=token_bytes, is_whole_rank=shards.is_one)
-    times.pace_writes(planner, kinds)
+    planner.writes = WritePause(*(kind.store for kind in kinds if kind.store is not None))
     layer_wait = times.time_layers(
         cache,
         planner,

@@ -9,7 +9,7 @@ Invariants
      each view.
 
 States: joined (the constructor) -> ``leave_tier``, ``leave`` -> outside -> ``rejoin`` (other weights) -> joined ->
-``close_tier``, ``close``. Scheduler thread only.
+``leave_tier`` for good, ``close``. Scheduler thread only.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from typing import Any
 from sglang.srt.runtime_context import get_schedule
 
 from banyan import _native
-from banyan.arena.read_steps import layers_per_read
+from banyan.arena.window import layers_per_read
 from banyan.config import Config
 from banyan.layout import BlockGeometry, Layout, Namespace
 from banyan.ports import OwnFrameTable, PageStore
 from banyan.restorable import KindPages
 from banyan.sglang_plugin.pools.access import PoolAccess
-from banyan.sglang_plugin.pools.choose import open_access
 from banyan.sglang_plugin.pools.drafts import together
+from banyan.sglang_plugin.pools.host_access import HostAccess
 from banyan.sglang_plugin.pools.kind_pools import KindPools
 from banyan.sglang_plugin.pools.rank_device import RankDevice
 from banyan.sglang_plugin.pools.reserve import reserve_for
@@ -133,12 +133,19 @@ class Kind:
         return KindPages(frame_table, supply)
 
     def _open_access(self, shared: Any, arena: Arena | None) -> PoolAccess:
+        """The way to the pool, and its drafts."""
         rank, layout = self._rank, self.member_slots.layout
+        page_tokens = self.pools.slots_of_a_page(rank.page_tokens)
+        if rank.device is None:
+            return HostAccess(shared, page_tokens)
+        # Imported here: it loads Triton and the driver.
+        from banyan.sglang_plugin.pools.device_access import DeviceAccess
+
         first_device, device_step = rank.server_args.base_gpu_id, rank.server_args.gpu_id_step
-        return open_access(
+        return DeviceAccess(
             device=rank.device,
             pool=shared,
-            page_tokens=self.pools.slots_of_a_page(rank.page_tokens),
+            page_tokens=page_tokens,
             config=rank.config,
             num_slots=layout.num_slots(has_arena=True),
             forward_stream=rank.forward_stream,
@@ -260,8 +267,9 @@ class Kind:
         if self.tier is not None:
             self.tier.reset()
 
-    def leave_tier(self) -> None:
-        """Leave the arena: nothing of it reads the pool any more, and no peer reads it.
+    def leave_tier(self, *, for_good: bool = False) -> None:
+        """Leave the arena: nothing of it reads the pool any more, and no peer reads it. ``for_good``: nobody is waited
+        for, and what is kept stays.
 
         Raises:
             RuntimeError: when a peer does not stop reading.
@@ -269,20 +277,10 @@ class Kind:
         for access in self._sources:
             access.call_in()
         if self.tier is not None:
-            self.tier.leave()
+            (self.tier.close if for_good else self.tier.leave)()
             self.tier = None
         for access in self._sources:
-            access.leave()
-
-    def close_tier(self) -> None:
-        """As ``leave_tier``, for good: nobody is waited for, and what is kept stays."""
-        for access in self._sources:
-            access.call_in()
-        if self.tier is not None:
-            self.tier.close()
-            self.tier = None
-        for access in self._sources:
-            access.close()
+            (access.close if for_good else access.leave)()
 
     def leave(self) -> None:
         """Withdraw the pool's pages, wait until no peer reads one, and leave.

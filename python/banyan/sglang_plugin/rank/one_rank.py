@@ -120,12 +120,8 @@ class Rank:
         """Page numbers of whole pages of ``slots``, as copies into the pool take them."""
         return self._access.frames(slots)
 
-    def copies_of(self, keys: list[str]) -> list[SourceKind | None]:
-        """Where this rank could have each page of its tree from once it has left it: a peer or the arena."""
-        return self.cache.copies_of(keys)
-
     def move_share(self, kind: SourceKind) -> float | None:
-        """What that takes, over computing; None while it was not measured."""
+        """What it takes to have an evicted prefix again, over computing it; None while it was not measured."""
         return self._planner.move_share(kind)
 
     # ---- requests and pages ------------------------------------------------------------------------------------
@@ -138,10 +134,8 @@ class Rank:
         requests.when_gone(request, self._gone.append)
         self.owners.asked(requests.salt_of(request), keys)
         pages = self.demand.tell(keys)
-        requests.note_pages(request, pages)
-        requests.note_parting(request, self._lines.saw)
-        if self.chooses_victims:
-            requests.note_asked_before(request, self.demand.asked(pages, request) * self.page_tokens)
+        asked_before = self.demand.asked(pages, request) * self.page_tokens if self.chooses_victims else None
+        requests.note_prompt(request, pages, asked_before, self._lines.saw)
         full = self.kinds.full
         if full.tier is None or (full.guards_adapters and requests.is_of_this_server(request)):
             return
@@ -235,10 +229,6 @@ class Rank:
     def stand_apart(self) -> None:
         """The weights have changed in part, nobody knows into what: share with no other rank."""
         self.weights_changed(uuid.uuid4().hex)
-
-    def meet_again(self) -> None:
-        """All weights are about to be loaded: share with the ranks that load the same, whatever came before."""
-        self.kinds.meet_again()
 
     def withdraw(self) -> None:
         """Lend nothing any more of what this rank holds now, above and below: it was to go, and SGLang cannot let it go

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from banyan.core import Fetch, Offer, Outcome, Refusal, Run, SourceKind
-from banyan.pacing import StoreWrites, WritePause
+from banyan.pacing.write_pause import WritePause
 from banyan.planner import Action, ForwardSample, MoveRates, Piece, Planner, PrefillTimes, RequestFacts
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import prefill
@@ -54,13 +54,11 @@ class RankPlanner:
         )
         self._fixed_tokens = fixed_tokens
         self._pieces_prepared: tuple[Piece, ...] = ()
-        self._pieces_running: tuple[Piece, ...] = ()
-        self._writes: WritePause | None = None
+        self.pieces_running: tuple[Piece, ...] = ()
+        """What the forward that has just begun computes; () when it is no prefill."""
+        self.writes = WritePause()
+        """Whose stores write nothing while a prefill runs."""
         self.spans = Spans()
-
-    def pace_writes(self, store: StoreWrites) -> None:
-        """From now on ``store`` writes nothing while a prefill runs. A second store replaces the first."""
-        self._writes = WritePause(store)
 
     # ---- plan --------------------------------------------------------------------------------------------------
 
@@ -140,30 +138,21 @@ class RankPlanner:
 
     def forward_begins(self) -> None:
         """A forward starts: the prepared prefill, or a decode step, which is no lesson."""
-        self._pieces_running, self._pieces_prepared = self._pieces_prepared, ()
-        if self._writes is None:
-            return
-        if self._pieces_running:
-            self._writes.begin_prefill()
+        self.pieces_running, self._pieces_prepared = self._pieces_prepared, ()
+        if self.pieces_running:
+            self.writes.begin_prefill()
         else:
-            self._writes.end()
+            self.writes.end()
 
     def step_begins(self) -> None:
         """A scheduling step: it may find nothing more to compute."""
-        if self._writes is not None:
-            self._writes.step()
-
-    @property
-    def pieces_running(self) -> tuple[Piece, ...]:
-        """What the forward that has just begun computes; () when it is no prefill."""
-        return self._pieces_running
+        self.writes.step()
 
     def forward_ended(self, layer_us: float) -> None:
         """The forward that had begun has taken so long for each layer."""
-        self.forward_took(self._pieces_running, layer_us)
-        self._pieces_running = ()
-        if self._writes is not None:
-            self._writes.end()
+        self.forward_took(self.pieces_running, layer_us)
+        self.pieces_running = ()
+        self.writes.end()
 
     def forward_took(self, pieces: tuple[Piece, ...], layer_us: float) -> None:
         """A forward over ``pieces`` has taken so long for each layer. On a GPU others have begun meanwhile."""

@@ -62,25 +62,20 @@ class SourceAccess(Protocol):
 
     def sources(self, parts: TierParts, nearer: Sequence[Source]) -> list[Source]:
         """All sources of a tier, the nearest first: ``nearer``, or what takes their place, and what is behind them."""
-        ...
 
     def call_in(self) -> None:
         """Lend nothing any more: the frames are about to be given up."""
-        ...
 
     def leave(self) -> None:
         """The tier has been left."""
-        ...
 
     def close(self) -> None: ...
 
     def count(self, counters: Counters) -> None:
         """Bring this rank's counters up to date."""
-        ...
 
     def state(self) -> Mapping[str, Any]:
         """The part of ``/server_info``."""
-        ...
 
 
 class Attachment:

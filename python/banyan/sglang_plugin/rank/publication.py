@@ -62,13 +62,13 @@ class Publication:
             kind.publish(window_keys, window_frames)
         self._full.residency_report.published(keys)
         tier = self._full.tier if may_be_kept else None
-        keys = list(tier.to_keep(keys)) if tier is not None else []
+        keys = list(tier.partner.to_keep(keys)) if tier is not None else []
         if tier is None or not keys:
             return
         if tier.store is not None and tier.store.is_rootless(keys[-1]):
             # No prompt that arrived goes on like this: it follows an answer that was just given.
             tier.store.learn(self._up_to(keys[-1]))
-        tier.back_up(keys)
+        tier.backup.offer(keys)
         for kind, window_keys, _ in beside:
             kind.back_up(window_keys)
 

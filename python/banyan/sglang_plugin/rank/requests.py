@@ -117,11 +117,16 @@ def is_traced(req: Any) -> bool:
     return trace is not None and trace.tracing_enable is True and runtime.is_on("57-trace-slice")
 
 
-def note_pages(request: str, pages: bytes) -> None:
-    """The numbers of its prompt's pages, as far as a cache may supply them."""
+def note_prompt(
+    request: str, pages: bytes, asked_before_tokens: int | None, look: Callable[[Any], Parting | None]
+) -> None:
+    """The numbers of its prompt's pages, as far as a cache may supply them; how many of its first tokens were in
+    prompts of before, where somebody knows; and where it parts from its session's last ones, as ``look`` finds."""
     req = _by_id.get(request)
     if req is not None:
         req.banyan_pages = pages
+        req.banyan_asked_before_tokens = asked_before_tokens
+        req.banyan_parting = look(req)
 
 
 def pages_of(req: Any) -> bytes:
@@ -129,23 +134,9 @@ def pages_of(req: Any) -> bytes:
     return getattr(req, "banyan_pages", b"")
 
 
-def note_parting(request: str, look: Callable[[Any], Parting | None]) -> None:
-    """Where its prompt parts from its session's last ones, as ``look`` finds."""
-    req = _by_id.get(request)
-    if req is not None:
-        req.banyan_parting = look(req)
-
-
 def parting_of(req: Any) -> Parting | None:
-    """What was noted of that; None where it has not parted."""
+    """Where its prompt has parted from its session's last ones; None where it has not."""
     return getattr(req, "banyan_parting", None)
-
-
-def note_asked_before(request: str, num_tokens: int) -> None:
-    """So many of the first tokens of its prompt were in prompts of before."""
-    req = _by_id.get(request)
-    if req is not None:
-        req.banyan_asked_before_tokens = num_tokens
 
 
 def why_computed(req: Any, cached_tokens: int, page_tokens: int, unmoved: Why) -> dict[Why, int]:

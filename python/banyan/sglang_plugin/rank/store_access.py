@@ -11,12 +11,14 @@ from banyan.config import Config, cache_folder
 from banyan.layout import BlockGeometry
 from banyan.layout.checkpoint import checkpoint_digest
 from banyan.layout.file_digests import MEMORY_NAME
-from banyan.pacing import Admission, WriteAdmission, WriteBudget
+from banyan.pacing.admission import Admission, WriteAdmission
+from banyan.pacing.budget import WriteBudget
 from banyan.ports import PageStore
 from banyan.refusals.start import store_refusal, weights_refusal
 from banyan.sglang_plugin import model_files, runtime
-from banyan.store import Space, StoreLocation
-from banyan.store import open_store as open_named_store
+from banyan.store.backends import Space
+from banyan.store.backends import open_store as open_named_store
+from banyan.store.location import StoreLocation
 
 logger = logging.getLogger("banyan")
 

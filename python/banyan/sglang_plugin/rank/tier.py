@@ -26,14 +26,14 @@ from banyan.arena.residency import Residency
 from banyan.arena.store_tier import StoreTier
 from banyan.arena.window import backup_limit_bytes, read_limit_bytes
 from banyan.layout.member_slots import MemberSlots
-from banyan.pacing import WriteAdmission
+from banyan.pacing.admission import WriteAdmission
 from banyan.ports import OwnFrameTable, PageStore, Peers
 from banyan.sglang_plugin.pools.quarantine import POLL_S, READER_PATIENCE_S
 from banyan.sglang_plugin.rank.arena_memory import Arena
 from banyan.sglang_plugin.rank.points import SourceAccess, TierParts
 from banyan.sglang_plugin.rank.reporting.arena_events import ArenaEvents
 from banyan.sglang_plugin.rank.reporting.store_events import StoreEvents
-from banyan.store import asked_store, telling_store
+from banyan.store.backends import asked_store, native_store
 from banyan.telemetry import Counters
 
 LAST_ANSWERS_S = 10.0
@@ -43,7 +43,7 @@ MAX_SUMMED_BYTES = 1 << 30
 """Waiting for their checksums at once: a tenth of a second's work."""
 
 
-def withdraw(frame_table: OwnFrameTable | _native.FrameTable) -> None:
+def withdraw(frame_table: OwnFrameTable) -> None:
     """Withdraw a frame table's pages, and wait until no peer reads one. Nobody else waits for one of them to be let go.
 
     Raises:
@@ -88,8 +88,8 @@ def _told(events: ArenaEvents | None, residency: Residency) -> ArenaEvents | Non
 
 def _told_of_store(events: ArenaEvents | None, store: PageStore | None) -> StoreEvents | None:
     """Tell of the store, where somebody is told of the arena and the store can say what it holds."""
-    telling = telling_store(store)
-    return None if events is None or telling is None else StoreEvents(telling)
+    native = native_store(store)
+    return None if events is None or native is None else StoreEvents(native)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,7 @@ class HostTier:
         self._num_reading = 0
         self._pages_per_s = 0
         self._counters = counters
-        self._partner = partner
+        self.partner = partner
         self._frame_table = _native.FrameTable(
             place.rank_table,
             member_slots.own_arena,
@@ -155,12 +155,12 @@ class HostTier:
         )
         self._peers = place.peers
         self._growth = arena.growth
-        self._residency = place.owners.residency(self._frame_table, arena.num_backed, place.kept)
-        self._persistence = _keep(arena, place.namespace, self._residency, counters)
-        self._events = _told(events, self._residency)
+        self.residency = place.owners.residency(self._frame_table, arena.num_backed, place.kept)
+        self._persistence = _keep(arena, place.namespace, self.residency, counters)
+        self._events = _told(events, self.residency)
         self.store_events = _told_of_store(events, store)
-        self._backup = Backup(
-            residency=self._residency,
+        self.backup = Backup(
+            residency=self.residency,
             peers=self._peers,
             pool_slot=member_slots.own,
             arena_slots=member_slots.arenas,
@@ -169,7 +169,7 @@ class HostTier:
         )
         self.prefetch = Prefetch(
             store=store,
-            residency=self._residency,
+            residency=self.residency,
             peers=self._peers,
             arena_slots=member_slots.arenas,
             memory=memory,
@@ -184,14 +184,14 @@ class HostTier:
     def _store_tier(self, writable: WritableStore, place: TierPlace) -> StoreTier:
         return StoreTier(
             store=writable.store,
-            residency=self._residency,
+            residency=self.residency,
             prefetch=self.prefetch,
             memory=place.arena.memory,
             block=place.arena.block,
             admission=writable.admission,
             owners=place.owners,
             counters=self._counters,
-            orphaned=self._partner.orphaned,
+            orphaned=self.partner.orphaned,
         )
 
     def _sources_of(
@@ -209,7 +209,7 @@ class HostTier:
             namespace=place.namespace,
             memory=place.arena.memory,
             prefetch=self.prefetch,
-            residency=self._residency,
+            residency=self.residency,
             peers=self._peers,
             arena_slots=self._member_slots.arenas,
             store=self.store if asked is None else None,
@@ -224,7 +224,7 @@ class HostTier:
     def arrive(self, request: str, keys: Sequence[str], worth: Worth) -> None:
         """A request for the prompt of ``keys`` has come: prefetch what only sources hold and what passes ``worth``,
         before the request is scheduled."""
-        partner = self._partner
+        partner = self.partner
         partner.came(keys, partial(self._look_again, request, keys, worth))
         num_in_arena = self._touch(keys) if partner.uses_arena else 0
         if not partner.reads_ahead:
@@ -279,28 +279,12 @@ class HostTier:
         if self.store is not None:
             self.store.learn(chains)
 
-    def to_keep(self, keys: Sequence[str]) -> Sequence[str]:
-        """What of a chain of pages goes to the arena here: of a pair, each may keep a part."""
-        return self._partner.to_keep(keys)
-
-    def demote(self, keys: Sequence[str]) -> None:
-        """Of the pages of a chain those in this part of the arena go next, unless they are kept."""
-        self._residency.demote(keys)
-
-    def kept_no_more(self, keys: Sequence[str]) -> None:
-        """These pages are kept no longer."""
-        self._residency.kept_no_more(keys)
-
-    def back_up(self, keys: Sequence[str]) -> None:
-        """This rank's pool has published a chain of pages."""
-        self._backup.offer(keys)
-
     def poll(self) -> None:
         """Collect what copies and I/O have finished. Never blocks."""
-        if self._growth is not None and (num_new := self._growth.poll(self._residency.num_free)):
-            self._residency.grow(num_new)
-        for landed in self._backup.poll():
-            keys = self._partner.to_write(landed.keys)
+        if self._growth is not None and (num_new := self._growth.poll(self.residency.num_free)):
+            self.residency.grow(num_new)
+        for landed in self.backup.poll():
+            keys = self.partner.to_write(landed.keys)
             if self.store is not None and keys:
                 self.store.landed(keys)
         self.prefetch.poll()
@@ -308,7 +292,7 @@ class HostTier:
         for source in reversed(self._sources):
             source.poll()
         if self.store is not None:
-            self._partner.meet(self.store, self._counters)
+            self.partner.meet(self.store, self._counters)
             self._tell_reading()
         if self._persistence is not None:
             self._persistence.poll()
@@ -331,7 +315,7 @@ class HostTier:
         self._quiesce()
         if self._persistence is not None:
             self._persistence.quiesce()
-        self._residency.reset()
+        self.residency.reset()
 
     def leave(self) -> None:
         """Withdraw every page, wait until no peer reads one, and leave the rank table. The memory is another tier's
@@ -351,7 +335,7 @@ class HostTier:
                 "their frames cannot be used for other weights. Look at the drive, and start the server again"
             )
         if self._events is not None:
-            self._events.evicted(self._residency.keys)
+            self._events.evicted(self.residency.keys)
         withdraw(self._frame_table)
         self._frame_table.close()
         for source in self._sources:
@@ -376,8 +360,8 @@ class HostTier:
             source.close()
 
     def _quiesce(self) -> None:
-        self._backup.quiesce()
-        self._partner.forget()
+        self.backup.quiesce()
+        self.partner.forget()
         for source in self._sources:
             source.forget()
         self.prefetch.quiesce()
@@ -392,9 +376,9 @@ class HostTier:
     def state(self) -> dict[str, int]:
         """This tier's part of ``/server_info``."""
         return {
-            "num_arena_frames": self._residency.num_frames,
-            "num_arena_pages": self._residency.num_resident,
-            "num_arena_filling_frames": self._residency.num_filling,
-            "num_arena_evicted_pages": self._residency.num_evicted,
+            "num_arena_frames": self.residency.num_frames,
+            "num_arena_pages": self.residency.num_resident,
+            "num_arena_filling_frames": self.residency.num_filling,
+            "num_arena_evicted_pages": self.residency.num_evicted,
             "num_reading_pages": self._num_reading,
         }

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a linker sets up about time: who measures its forwards, what the store may write beside them, what it may move
-where all ranks step together, and what Banyan itself takes of the scheduler thread."""
+"""What a linker sets up about time: who measures its forwards, what it may move where all ranks step together, and what
+Banyan itself takes of the scheduler thread."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from banyan.sglang_plugin.pools.access import PoolAccess
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.quarantine import READER_PATIENCE_S
 from banyan.sglang_plugin.rank import prefill
-from banyan.sglang_plugin.rank.all_kinds import Kinds
-from banyan.sglang_plugin.rank.both_stores import BothStores
 from banyan.sglang_plugin.rank.layer_wait import LayerWait
 from banyan.sglang_plugin.rank.planning import RankPlanner
 from banyan.sglang_plugin.rank.shards import Shards
@@ -43,13 +41,6 @@ def time_layers(
         ended=planner.forward_ended if timer is None else None,
     )
     return LayerWait(cache, clock, planner, num_layers, num_page_layers, timer)
-
-
-def pace_writes(planner: RankPlanner, kinds: Kinds) -> None:
-    """Let the store write beside decodes, and not beside prefills; the stores of several kinds as one."""
-    stores = [kind.store for kind in kinds if kind.store is not None]
-    if stores:
-        planner.pace_writes(stores[0] if len(stores) == 1 else BothStores(stores))
 
 
 def step_together(

@@ -60,7 +60,7 @@ def around_command(original: Callable[..., Any], updater: Any, command: Any) -> 
     if isinstance(command, UpdateWeightFromDiskReqInput):
         # It brings all weights: when it succeeds, it does not matter what was there before. Ahead of it, as it reports
         # the change itself and joins the others' namespace by that.
-        linker.installed().meet_again()
+        linker.installed().kinds.meet_again()
     return _load(original, updater, command)
 
 

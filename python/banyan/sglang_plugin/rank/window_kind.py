@@ -17,18 +17,13 @@ from typing import Any
 
 import torch
 
-from banyan.arena.page_source import Worth
+from banyan.arena.page_source import Worth, all_that_is_found
 from banyan.core import SourceKind
 from banyan.ports import OwnFrameTable
 from banyan.restorable import WindowPages, longest_restorable, window_of
 from banyan.sglang_plugin.pools.access import Window
 from banyan.sglang_plugin.rank.kind import Kind
 from banyan.supply import Supply
-
-
-def all_of_it(num_missing: int, num_found: int, kind: SourceKind, /) -> int:
-    """A window is read whole: without its last page the others are worth nothing."""
-    return num_found
 
 
 class WindowKind(Kind):
@@ -63,7 +58,7 @@ class WindowKind(Kind):
 
     def publish(self, keys: Sequence[str], frames: Any) -> None:
         """Offer a chain of complete pages to the peers."""
-        self.pages.publish(frames, list(keys))
+        self.pages.frame_table.publish(frames, list(keys))
 
     def back_up(self, keys: Sequence[str]) -> None:
         """The same chain, to the tiers below."""
@@ -71,7 +66,7 @@ class WindowKind(Kind):
         if self.tier is None or not chain:
             return
         self.tier.learn([chain])
-        self.tier.back_up(chain)
+        self.tier.backup.offer(chain)
 
     # ---- requests that have come -------------------------------------------------------------------------------
 
@@ -83,9 +78,10 @@ class WindowKind(Kind):
         return self.pages.supply.num_supplied(keys) if self.tier is None else self.tier.num_there(keys)
 
     def arrive(self, request: str, keys: Sequence[str]) -> None:
-        """A request has come that is going to restore so many pages: bring up what is needed before their end."""
+        """A request has come that is going to restore so many pages: bring up what is needed before their end. It is
+        read whole: without its last page the others are worth nothing."""
         if self.tier is not None and keys:
-            self.tier.arrive(request, window_of(keys, self.num_needed), all_of_it)
+            self.tier.arrive(request, window_of(keys, self.num_needed), all_that_is_found)
 
     def state(self) -> dict[str, Any]:
         """This rank's pages of this kind, for ``/server_info``."""

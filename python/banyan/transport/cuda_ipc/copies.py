@@ -22,7 +22,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from banyan import _native
 from banyan.transport.cuda_ipc.driver import CudaDriver
@@ -30,13 +30,8 @@ from banyan.transport.cuda_ipc.driver import CudaDriver
 POLL_S = 0.0001
 
 
-@runtime_checkable
-class DeviceFrames(Protocol):
-    """Page numbers in the device's memory, contiguous int64: a torch tensor, for one."""
-
-    def data_ptr(self) -> int: ...
-
-    def numel(self) -> int: ...
+DeviceFrames = Any
+"""Page numbers in the device's memory, contiguous int64: a torch tensor, for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +49,6 @@ class PageKernel(Protocol):
 
     def enqueue(self, *, stream: int, lists: PageLists, target_row: int, extents: range) -> None:
         """Copy every listed page's ``extents`` into the place of ``target_row``; asynchronous, in stream order."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,13 @@ class Part:
         return sum(len(pages) for _, pages in self.rows) // WORD_BYTES
 
     @property
+    def is_on_device(self) -> bool:
+        """Whether ``targets`` lie there."""
+        return hasattr(self.targets, "data_ptr")
+
+    @property
     def num_targets(self) -> int:
-        return self.targets.numel() if isinstance(self.targets, DeviceFrames) else len(self.targets)
+        return self.targets.numel() if self.is_on_device else len(self.targets)
 
 
 class ListSpace:
@@ -73,7 +78,7 @@ class ListSpace:
             for row, pages in part.rows:
                 sources.frombytes(pages)
                 rows.extend([row] * (len(sources) - len(rows)))
-            if isinstance(part.targets, DeviceFrames):
+            if part.is_on_device:
                 num_bytes = part.targets.numel() * WORD_BYTES
                 self._driver.copy_async(address, part.targets.data_ptr(), num_bytes, self._stream)
             else:

@@ -54,7 +54,3 @@ class PlaceTable:
         offset = row * self._row_bytes
         (ctypes.c_int64 * len(words)).from_address(self._staging + offset)[:] = words
         self._driver.copy_async(self.address + offset, self._staging + offset, self._row_bytes, self.stream)
-
-    def close(self) -> None:
-        self._driver.free(self.address)
-        self._driver.free_pinned(self._staging)

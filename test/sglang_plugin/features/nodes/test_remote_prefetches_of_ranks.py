@@ -43,7 +43,7 @@ def servers(monkeypatch, tmp_path):
     d.offload(transfer(names, slots))
     poll(d, lambda: d.counters.archived_pages == NUM_PAGES)
     expected = page(d_pool, slots).clone()
-    d.kinds.full.tier._residency.reset()
+    d.kinds.full.tier.residency.reset()
     p, p_pool, p_pages = make_rank(monkeypatch, rank_tables[1], 0, replace(config, peers=(str(address),)))
     monkeypatch.setattr(hooks.linker, "installed", lambda: p)
     until(lambda: p.state()["nodes"]["num_listening"] == 1)
@@ -111,7 +111,7 @@ def test_request_when_its_pages_leave_before_its_turn_then_the_other_one_reads_t
     poll(p, lambda: p.counters.read_pages == NUM_PAGES)
     req = ask(servers, "r", ReadHint(servers.node, 0))
     assert not p.kinds.full.is_awaited(requests.id_of_rid("r")), "all is here"
-    tier._residency.reset()
+    tier.residency.reset()
     assert p.lookup("r", transfer(servers.names, None)) == [] and p.kinds.full.is_awaited(requests.id_of_rid("r"))
 
     def step():
@@ -121,7 +121,7 @@ def test_request_when_its_pages_leave_before_its_turn_then_the_other_one_reads_t
     poll(p, step)
     assert torch.equal(fetch(servers, req.rid), servers.expected)
     poll(p, lambda: p.counters.pull_pages == NUM_PAGES)
-    tier._residency.reset()
+    tier.residency.reset()
     assert p.lookup("r", transfer(servers.names, None)) == [NUM_PAGES] and not p.kinds.full.is_awaited(
         requests.id_of_rid("r")
     )
@@ -161,7 +161,7 @@ def test_request_when_this_rank_is_to_read_at_its_turn_then_nothing_more_is_look
     tier.prefetch.start_reads(servers.names, lambda missing, found, kind: found)
     poll(p, lambda: p.counters.read_pages == NUM_PAGES)
     req = ask(servers, "r", ReadHint(servers.node, NUM_PAGES * PAGE))
-    tier._residency.reset()
+    tier.residency.reset()
     store = Watched(tier.prefetch._store)
     monkeypatch.setattr(tier.prefetch, "_store", store)
     # The last page is nowhere.

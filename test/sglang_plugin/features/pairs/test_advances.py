@@ -7,7 +7,8 @@ import pytest
 import torch
 from test.sglang_plugin.features.pairs.hand_over_rig import NUM_LAYERS, DecodeSide, SlowAgent, make_manager
 
-from banyan.features.pairs import Forwards, Pauses
+from banyan.features.pairs.advance import Forwards
+from banyan.features.pairs.pauses import Pauses
 from banyan.features.pairs.rank import advances, at_rank
 from banyan.sglang_plugin import runtime
 

@@ -17,7 +17,7 @@ from sglang.srt.disaggregation.mooncake import conn as of_mooncake
 from sglang.srt.disaggregation.nixl.conn import GUARD, KVArgsRegisterInfo, NixlKVManager, TransferInfo
 from test.sglang_plugin.features.pairs.hand_over_rig import AGENT, ENDPOINT, SlowAgent, make_manager
 
-from banyan.features.pairs import AskedRooms
+from banyan.features.pairs.asked_rooms import AskedRooms
 from banyan.features.pairs.rank import by_mooncake, by_nixl
 from banyan.features.pairs.rank.control_port import MAX_PEERS, REGISTRATION
 from banyan.sglang_plugin.rank.reporting import report

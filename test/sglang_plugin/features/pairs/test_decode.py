@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from banyan.features.pairs import Pauses
+from banyan.features.pairs.pauses import Pauses
 from banyan.features.pairs.rank import decode
 from banyan.features.pairs.rank.decode import after_process_decode_queue
 from banyan.sglang_plugin import runtime

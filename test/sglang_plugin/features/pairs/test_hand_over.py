@@ -12,7 +12,7 @@ from sglang.srt.disaggregation.base.conn import KVPoll
 from sglang.srt.disaggregation.common import conn
 from sglang.srt.disaggregation.utils import DisaggregationMode, KVClassType
 
-from banyan.features.pairs import AskedRooms
+from banyan.features.pairs.asked_rooms import AskedRooms
 from banyan.features.pairs.rank import by_mooncake, by_nixl, hand_over
 from banyan.sglang_plugin.rank.reporting import report
 from banyan.telemetry import Counters

@@ -11,9 +11,9 @@ from sglang.srt.disaggregation.decode_hicache_mixin import DecodePrefixMatch
 from test.unit.directory.rig import Rank, frames, keys
 
 from banyan._native import RankTable
-from banyan.features.pairs import State, TakeBacks
 from banyan.features.pairs.rank import at_rank
 from banyan.features.pairs.rank.taking_back import FAILED, TakingReceiver, after_match_prefix_and_lock, collect
+from banyan.features.pairs.take_back import State, TakeBacks
 from banyan.planner import Action
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.quarantine import frame_array

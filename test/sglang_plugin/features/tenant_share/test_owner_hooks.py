@@ -51,7 +51,7 @@ def made(monkeypatch, core="python", **flags):
         rank.num_completed_offloads()
         polled_until(rank, lambda: tier.state()["num_arena_pages"] == num_pages)
 
-    return tier._residency, offer
+    return tier.residency, offer
 
 
 @pytest.mark.parametrize("core", ["python", "rust"])

@@ -80,7 +80,7 @@ def test_pin_when_told_then_its_whole_pages_are_kept_for_its_tenant_alone_until_
 
 def test_release_when_pages_are_kept_no_more_then_the_arena_hears_which(with_arena, monkeypatch):
     heard = []
-    monkeypatch.setattr(with_arena.rank.kinds.full.tier, "kept_no_more", heard.extend)
+    monkeypatch.setattr(with_arena.rank.kinds.full.tier.residency, "kept_no_more", heard.extend)
     with_arena.tell("pin")
     kept = set(with_arena.rank.kept_in_pool)
     assert heard == []
@@ -197,7 +197,7 @@ def test_pages_when_pinned_then_the_arena_keeps_them_whoever_comes_and_demoted_o
     back_up(demoted, 6)
     rig.tell("demote", IDS[1:])
     rig.tell("demote")
-    residency = tier._residency
+    residency = tier.residency
     free = residency.claim(residency.num_free)
     claimed = residency.claim(residency.num_frames)
     assert len(claimed) == 3 and [residency.frame(key) is None for key in demoted] == [True] * 3

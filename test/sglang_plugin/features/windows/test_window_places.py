@@ -18,12 +18,12 @@ from test.unit.directory.rig import keys
 from banyan import _native
 from banyan.config import Config
 from banyan.core import SourceKind
+from banyan.pacing.write_pause import WritePause
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.host_pool import SharedMHAPool
 from banyan.sglang_plugin.rank import hooks, identity
 from banyan.sglang_plugin.rank import linker as module
-from banyan.sglang_plugin.rank.both_stores import BothStores
 from banyan.sglang_plugin.rank.linker import BanyanLinker
 from banyan.sglang_plugin.rank.window_kind import capped
 
@@ -265,9 +265,9 @@ def test_writes_when_there_are_two_stores_then_both_stop_and_go():
             self.pause_writes = lambda: told.append((name, "pause"))
             self.open_writes = lambda: told.append((name, "open"))
 
-    both = BothStores((Told("full"), Told("window")))
-    both.pause_writes()
-    both.open_writes()
+    writes = WritePause(Told("full"), Told("window"))
+    writes.begin_prefill()
+    writes.end()
     assert told == [(name, word) for word in ("pause", "open") for name in ("full", "window")]
 
 

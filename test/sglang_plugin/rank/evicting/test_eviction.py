@@ -111,7 +111,9 @@ def rig(monkeypatch, request):
     cache, elsewhere = Cache(request.param), set()
     linker = SimpleNamespace(
         is_whole_rank=True,
-        copies_of=lambda keys: [SourceKind.PEER if key in elsewhere else None for key in keys],
+        cache=SimpleNamespace(
+            copies_of=lambda keys: [SourceKind.PEER if key in elsewhere else None for key in keys],
+        ),
         move_share=lambda kind: 0.01,
         demand=NodeDemand(Alone(), 1_000, Counters(), NodeReuse(PAGE, 1_000, 0, lambda: 0.0)),
         num_frames=8 * STRETCHES_PER_POOL,

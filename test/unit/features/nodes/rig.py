@@ -28,7 +28,7 @@ from banyan.features.nodes.page_server import PageServer
 from banyan.features.nodes.remote_prefetch_tier import RemotePrefetchTier
 from banyan.features.nodes.tcp import TcpCarrier
 from banyan.layout import BlockGeometry
-from banyan.pacing import Admission, WriteAdmission
+from banyan.pacing.admission import Admission, WriteAdmission
 from banyan.transport.sealed.secret import Keys
 
 LAYER_BYTES = 4096

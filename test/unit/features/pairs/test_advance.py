@@ -5,8 +5,14 @@ import random
 
 import pytest
 
-from banyan.features.pairs import Advance, Forwards, Pace, layers_of_regions
-from banyan.features.pairs.advance import LEAST_LAYER_BATCH_BYTES, LEAST_LAYER_BATCH_S
+from banyan.features.pairs.advance import (
+    LEAST_LAYER_BATCH_BYTES,
+    LEAST_LAYER_BATCH_S,
+    Advance,
+    Forwards,
+    Pace,
+    layers_of_regions,
+)
 
 
 def advance_of(layer_bytes, pace=None):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A decode server keeps what is behind the prompts that it was handed."""
 
-from banyan.features.pairs import Answers
+from banyan.features.pairs.answer_pages import Answers
 
 
 def test_behind_when_a_prompt_was_handed_then_only_the_answer_is_left():

@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from banyan.features.pairs import AskedRooms
+from banyan.features.pairs.asked_rooms import AskedRooms
 
 
 class Clock:

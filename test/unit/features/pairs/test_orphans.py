@@ -3,17 +3,18 @@
 
 from itertools import pairwise
 
-from banyan.features.pairs.orphans import FIRST_PAUSE_S, MAX_PAUSE_S, Orphans
+from banyan.features.pairs import orphans
+from banyan.features.pairs.orphans import FIRST_PAUSE_S, MAX_PAUSE_S, PATIENCE_S, Orphans
 
 
 class Rig:
     """Orphans on a clock of the test's own, and a store that refuses what it is told to."""
 
-    def __init__(self, **bounds):
+    def __init__(self):
         self.now_s = 0.0
         self.offered = []
         self.refuses = True
-        self.orphans = Orphans(lambda: self.now_s, **bounds)
+        self.orphans = Orphans(lambda: self.now_s)
 
     def offer(self, keys):
         self.offered.append((self.now_s, list(keys)))
@@ -33,19 +34,19 @@ def test_orphan_when_its_parent_comes_then_it_is_offered_once_more_and_forgotten
     rig.at(FIRST_PAUSE_S)
     rig.at(10)
     assert rig.offered == [(FIRST_PAUSE_S, ["a", "b"])]
-    assert len(rig.orphans) == 0 and rig.orphans.take_given_up() == 0
+    assert len(rig.orphans._chains) == 0 and rig.orphans.take_given_up() == 0
 
 
 def test_orphan_when_its_parent_never_comes_then_the_pauses_grow_and_it_is_given_up():
-    rig = Rig(patience_s=20.0)
+    rig = Rig()
     rig.orphans.refused(["a", "b"])
-    for step in range(400):
+    for step in range(800):
         rig.at(step * 0.1)
     times = [now_s for now_s, _ in rig.offered]
     pauses = [later - earlier for earlier, later in pairwise(times)]
-    assert times[-1] <= 20.01
-    assert len(times) < 15 and max(pauses) <= MAX_PAUSE_S + 0.11
-    assert len(rig.orphans) == 0
+    assert times[-1] <= PATIENCE_S + 0.01
+    assert len(times) < 20 and max(pauses) <= MAX_PAUSE_S + 0.11
+    assert len(rig.orphans._chains) == 0
     assert rig.orphans.take_given_up() == 2 and rig.orphans.take_given_up() == 0
 
 
@@ -60,11 +61,12 @@ def test_orphan_when_only_a_part_is_refused_again_then_only_that_waits():
     assert rig.offered == [(9.0, ["b"])]
 
 
-def test_orphans_when_too_many_wait_then_the_oldest_is_given_up():
-    rig = Rig(max_chains=2)
+def test_orphans_when_too_many_wait_then_the_oldest_is_given_up(monkeypatch):
+    monkeypatch.setattr(orphans, "MAX_CHAINS", 2)
+    rig = Rig()
     for key in "abc":
         rig.orphans.refused([key])
-    assert len(rig.orphans) == 2 and rig.orphans.take_given_up() == 1
+    assert len(rig.orphans._chains) == 2 and rig.orphans.take_given_up() == 1
     rig.at(1.0)
     assert [keys for _, keys in rig.offered] == [["b"], ["c"]]
 

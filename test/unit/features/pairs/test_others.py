@@ -3,7 +3,8 @@
 
 import weakref
 
-from banyan.features.pairs import Others, Role
+from banyan.features.pairs.others import Others
+from banyan.features.pairs.roles import Role
 
 
 def test_decode_server_when_a_prompt_came_then_it_keeps_the_answer_and_looks_nothing_up():
@@ -17,7 +18,7 @@ def test_prefill_server_when_a_prompt_came_then_it_keeps_all_and_looks_it_up_aga
     others = Others(Role.PREFILL, lambda: 0.0)
     others.came(["a", "b"], "known")
     assert others.to_keep(["a", "b", "c"]) == ["a", "b", "c"]
-    assert others.arrivals.to_look_up(1) == [(["a", "b"], "known")]
+    assert others.arrivals.to_look_up(1) == ["known"]
 
 
 def test_decode_server_when_it_takes_back_then_its_arena_has_prompts_too_and_only_answers_are_written():

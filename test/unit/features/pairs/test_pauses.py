@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from banyan.features.pairs import Pauses
-from banyan.features.pairs.pauses import FIRST_PAUSE_S, LAST_PAUSE_S
+from banyan.features.pairs.pauses import FIRST_PAUSE_S, LAST_PAUSE_S, Pauses
 
 
 def test_pauses_when_nothing_is_to_be_done_then_they_grow_to_a_bound_and_begin_anew_after_work():

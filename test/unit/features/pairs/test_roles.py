@@ -3,8 +3,7 @@
 
 import pytest
 
-from banyan.features.pairs import Role, environment, notes
-from banyan.features.pairs.roles import DEFERRED_RELEASE_S
+from banyan.features.pairs.roles import DEFERRED_RELEASE_S, Role, environment, notes
 
 RELEASE = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT"
 EARLY_SEND = "SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX"

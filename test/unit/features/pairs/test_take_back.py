@@ -7,7 +7,8 @@ import pytest
 from test.unit.directory.rig import Rank, frames, ids, keys
 
 from banyan._native import RankTable
-from banyan.features.pairs import Role, State, TakeBacks, can_take_back
+from banyan.features.pairs.roles import Role
+from banyan.features.pairs.take_back import State, TakeBacks, can_take_back
 from banyan.layout import Layout
 from banyan.supply import Part
 from banyan.telemetry import Counters

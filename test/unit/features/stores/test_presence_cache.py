@@ -76,7 +76,7 @@ def test_presence_when_another_namespace_begins_then_nothing_of_the_old_one_is_h
 
 def test_presence_when_pages_were_removed_then_forgotten_without_doubt(presence: PresenceCache) -> None:
     presence.add(["a"], HERE)
-    presence.forget(["a"])
+    presence.clear()
     assert presence.num_leading(["a"], HERE) == 0
     presence.add(["a"], HERE)
     assert presence.num_leading(["a"], HERE) == 1

@@ -10,7 +10,7 @@ from typing import Any
 
 from sglang.srt.mem_cache.common import kv_to_page_indices
 
-from banyan.features.pairs import Pauses
+from banyan.features.pairs.pauses import Pauses
 from banyan.features.pairs.rank import at_rank
 from banyan.features.pairs.rank.layerwise import LayerwiseSender
 from banyan.sglang_plugin import runtime

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from banyan.sglang_plugin.rank.reporting import report
+
 logger = logging.getLogger("banyan")
 
 STAGING_TAGS = (b"WATERMARK", b"STAGING_RSP")
@@ -71,15 +73,14 @@ def is_room(said: Any) -> bool:
 class ScreenedSocket:
     """SGLang's control socket; ``recv_multipart`` gives what is not foreign. One thread reads."""
 
-    def __init__(self, socket: Any, is_foreign: Callable[[Sequence[bytes]], bool], dropped: Callable[[], None]) -> None:
+    def __init__(self, socket: Any, is_foreign: Callable[[Sequence[bytes]], bool]) -> None:
         self._socket = socket
         self._is_foreign = is_foreign
-        self._dropped = dropped
         self._has_warned = False
 
     def recv_multipart(self, *args: Any, **kwargs: Any) -> list[bytes]:
         while self._is_foreign(message := self._socket.recv_multipart(*args, **kwargs)):
-            self._dropped()
+            report.counters().foreign_hand_over_messages += 1
             if not self._has_warned:
                 self._has_warned = True
                 logger.warning(

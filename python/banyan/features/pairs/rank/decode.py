@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from banyan.features.pairs import Pauses
+from banyan.features.pairs.pauses import Pauses
 from banyan.features.pairs.rank import taking_back
 from banyan.sglang_plugin import runtime
 

@@ -20,7 +20,7 @@ import zmq
 from sglang.srt.disaggregation.base.conn import KVPoll
 from sglang.srt.disaggregation.common.conn import ABORT_TAG, AbortNotification, CommonKVReceiver
 
-from banyan.features.pairs import AskedRooms, weights_refusal
+from banyan.features.pairs.asked_rooms import AskedRooms
 from banyan.features.pairs.rank import at_rank
 from banyan.features.pairs.rank.control_port import (
     DEFERRED_TAGS,
@@ -31,6 +31,7 @@ from banyan.features.pairs.rank.control_port import (
     ScreenedSocket,
 )
 from banyan.features.pairs.rank.sealed import receiver_context
+from banyan.features.pairs.roles import weights_refusal
 from banyan.latest import Latest
 from banyan.sglang_plugin.rank.reporting import report
 
@@ -69,7 +70,7 @@ class HandOver:
         """SGLang queues here what a request has to send: its pages, or those of a chunk."""
         manager: Any = self
         if bootstrap_room in manager.transfer_infos:
-            report.handed_over(len(kv_indices))
+            report.counters().handed_over_pages += len(kv_indices)
         return super().add_transfer_request(bootstrap_room, kv_indices, *more, **named)  # type: ignore[misc]
 
     def register_to_bootstrap(self) -> None:
@@ -99,7 +100,7 @@ class HandOver:
 
     def screen(self) -> None:
         """To be called before SGLang's thread takes the socket."""
-        self.server_socket: Any = ScreenedSocket(self.server_socket, self._is_foreign, report.foreign)
+        self.server_socket: Any = ScreenedSocket(self.server_socket, self._is_foreign)
 
     def _tags(self) -> Collection[bytes]:
         """Of the messages that SGLang understands because something is switched on."""

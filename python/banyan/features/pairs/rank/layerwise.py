@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from banyan.features.pairs import Advance, AskedRooms, Pace, layers_of_regions
+from banyan.features.pairs.advance import Advance, Pace, layers_of_regions
+from banyan.features.pairs.asked_rooms import AskedRooms
 from banyan.sglang_plugin.rank.reporting import report
 
 Pages = npt.NDArray[np.int32]
@@ -109,7 +110,7 @@ class LayerwiseSender:
         if ahead.advance.completed(num_layers):
             if not ahead.has_begun:
                 ahead.has_begun = True
-                report.advanced(len(ahead.pages))
+                report.counters().advanced_pages += len(ahead.pages)
             place = slice(ahead.first, ahead.first + len(ahead.pages))
             super().add_transfer_request(room, ahead.pages, place, False)  # type: ignore[misc]
 

@@ -20,8 +20,8 @@ from sglang.srt.disaggregation.base.conn import KVPoll
 
 from banyan import faults
 from banyan.core import LOAD_FAILED
-from banyan.features.pairs import State, TakeBack, TakeBacks
 from banyan.features.pairs.rank import at_rank
+from banyan.features.pairs.take_back import State, TakeBack, TakeBacks
 from banyan.planner import Action
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import requests

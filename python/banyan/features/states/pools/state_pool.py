@@ -19,7 +19,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from sglang.srt.mem_cache.allocator.mamba import MambaSlotAllocator
 from sglang.srt.mem_cache.hicache_storage import PoolName
@@ -28,14 +27,13 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from banyan import _native
 from banyan.layout import PageLayout, PoolGeometry
-from banyan.refusals import memory_refusal
-from banyan.refusals.start import pool_memory_refusal
 from banyan.restorable import reached_in_turn
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.described_pool import DescribedPool
 from banyan.sglang_plugin.pools.device_numbers import NumbersOnDevice
 from banyan.sglang_plugin.pools.device_pool import describe_buffers
 from banyan.sglang_plugin.pools.drafts import drafts_of
+from banyan.sglang_plugin.pools.host_pool import allocated
 from banyan.sglang_plugin.pools.kind_pools import (
     KindPools,
     RankPools,
@@ -150,7 +148,7 @@ def _described(pool: MambaPool, tensors: Sequence[torch.Tensor]) -> dict[str, An
 def _laid_out(pool: MambaPool, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
     """Other memory in place of upstream's, of the same shapes."""
     geometry = PoolGeometry.by_part(page_of_states(pool), tensors[0].shape[1])
-    shared = _allocated(geometry.num_bytes)
+    shared = allocated(_native.SharedBytes.create, geometry.num_bytes, "banyan-states")
     views = [
         torch.frombuffer(shared, dtype=tensor.dtype, count=tensor.numel(), offset=extent.base_bytes).view(tensor.shape)
         for tensor, extent in zip(tensors, geometry.layers[0], strict=True)
@@ -177,16 +175,6 @@ def _tensors(pool: MambaPool) -> Sequence[torch.Tensor]:
 
 def _slot_bytes(tensor: torch.Tensor) -> int:
     return tensor[0, 0].numel() * tensor.element_size()
-
-
-def _allocated(need_bytes: int) -> _native.SharedBytes:
-    line = memory_refusal(need_bytes=need_bytes, available_bytes=psutil.virtual_memory().available)
-    if line is not None:
-        runtime.refuse(line)
-    try:
-        return _native.SharedBytes.create(need_bytes, "banyan-states")
-    except OSError as error:
-        runtime.refuse(pool_memory_refusal(need_bytes=need_bytes, error=error))
 
 
 def have_states(pool: Any, params: Any) -> bool:

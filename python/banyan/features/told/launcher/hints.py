@@ -17,7 +17,7 @@ from typing import Any
 from banyan.features.told.cache_control import ttl_s_of
 from banyan.features.told.command import ACTION_VERSION, Action, Command
 from banyan.features.told.launcher.telling_ranks import check, tell, wish
-from banyan.features.told.session import named_by
+from banyan.routing.conversation import name_of
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.launcher.prompt_tokens import is_only_asked_about
 from banyan.sglang_plugin.prompt_refusals import BadRequest
@@ -86,11 +86,19 @@ def _command(action: str, payload: dict[str, Any], tokenized: Any, manager: Any)
             "input_ids": list(tokenized.input_ids) if is_own else payload["input_ids"],
             "cache_salt": tokenized.cache_salt,
             "extra_key": tokenized.extra_key,
-            "session": named_by(tokenized),
+            "session": _session_of(tokenized),
         }
     )
     check(command, manager)
     return command
+
+
+def _session_of(tokenized: Any) -> str | None:
+    """The name of the session that SGLang is to close, of a request for it; None where it has none."""
+    params = getattr(tokenized, "session_params", None)
+    of_params = params.get("id") if isinstance(params, dict) else getattr(params, "id", None)
+    said = getattr(tokenized, "session_id", None) or of_params
+    return name_of(said) if isinstance(said, str) and said else None
 
 
 def _is_known_by_tokens(tokenized: Any) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from banyan.core import SourceKind
+from banyan.arena.page_source import all_that_is_found
 from banyan.features.told.command import Action, Command
 from banyan.features.told.table import Prefix, Refused, Told
 from banyan.routing.tenant_secret import SALT_CHARS
@@ -26,7 +26,7 @@ from banyan.sglang_plugin.page_hash import namespace_seed
 from banyan.sglang_plugin.rank import requests
 from banyan.sglang_plugin.rank.one_rank import Rank
 from banyan.sglang_plugin.rank.points import Attachment, Points
-from banyan.store import keeping_store
+from banyan.store.backends import native_store
 from banyan.telemetry import Pseudonyms
 
 MOST_LISTED = 256
@@ -114,7 +114,7 @@ class ToldRank(Attachment):
             raise Refused("there is no arena to bring pages to: start the server with --banyan-host-gb")
         slots = sorted(full.member_slots.with_peers)
         if slots[int(keys[0][:8], 16) % len(slots)] == full.member_slots.own:
-            self._rank.kinds.arrive(next(self._names), keys, _all_that_is_found)
+            self._rank.kinds.arrive(next(self._names), keys, all_that_is_found)
         return full.tier.num_there(keys)
 
     def _split_pool(self, command: Command, cache: Any, num_pages: int) -> None:
@@ -137,12 +137,12 @@ class ToldRank(Attachment):
 
     def _changed(self, came: list[str], gone: list[str]) -> None:
         for kind in self._rank.kinds:
-            store = keeping_store(kind.store)
+            store = native_store(kind.store)
             if store is not None:
                 store.keep(came)
                 store.let_go(gone)
             if kind.tier is not None:
-                kind.tier.kept_no_more(gone)
+                kind.tier.residency.kept_no_more(gone)
 
     def poll(self) -> None:
         self._told.expire()
@@ -203,7 +203,3 @@ def _seed(extra_key: str | None, cache_salt: str | None) -> str:
     except ValueError as error:
         raise Refused("cache_salt, extra_key: no Unicode") from error
     return "" if seed is None else seed.hex()
-
-
-def _all_that_is_found(num_missing: int, num_found: int, kind: SourceKind) -> int:
-    return num_found

@@ -63,7 +63,7 @@ def after_init_cache_linker(result: None, cache: Any, linker: Any) -> None:
     allocator.least_evicted_tokens = at_once(linker.num_frames) * cache.page_size
     cache.banyan_victims = VictimChoice(
         cache.tree_core,
-        copies_of=linker.copies_of,
+        copies_of=linker.cache.copies_of,
         shares=CostShares(linker.move_share, time.monotonic),
         demand=linker.demand,
         counters=linker.counters,

@@ -9,24 +9,18 @@ Scheduler thread only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 from banyan import _native
+from banyan.cache import PrefixCache
 from banyan.telemetry import PAGE_BYTES, Counters, NodeReuse, PromptAnswer
 
 
-class OtherRanks(Protocol):
-    """What the other ranks of the node read, and what is read of them. Nobody waits; something may be missed."""
-
-    def log_access(self, pages: bytes) -> None: ...
-
-    def peer_accesses(self) -> Sequence[bytes]: ...
-
-
 class NodeDemand:
-    """One rank's. ``num_frames``: of the pools of all ranks that hear each other. ``reuse``: told of the same."""
+    """One rank's. ``others``: what the other ranks of the node read, and what is read of them; something may be missed.
+    ``num_frames``: of the pools of all ranks that hear each other. ``reuse``: told of the same."""
 
-    def __init__(self, others: OtherRanks, num_frames: int, counters: Counters, reuse: NodeReuse) -> None:
+    def __init__(self, others: PrefixCache[Any], num_frames: int, counters: Counters, reuse: NodeReuse) -> None:
         self._others = others
         self._counters = counters
         self._reuse = reuse

@@ -40,9 +40,6 @@ class PageTokens:
         self._left: list[int] = []
         """Pages that have left the pool or the arena since the last ``forget``."""
 
-    def __len__(self) -> int:
-        return len(self._pages) + len(self._unknown)
-
     def learn(self, own: Iterable[PageEvent]) -> list[int]:
         """What SGLang tells of the pool; the pages in the arena of which only now the tokens are known."""
         now_known: list[int] = []

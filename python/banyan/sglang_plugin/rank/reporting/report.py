@@ -13,7 +13,7 @@ from banyan.core import PrefixSpan
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.hook_queue import known_by
 from banyan.sglang_plugin.rank import requests
-from banyan.telemetry import SERIES, gauges_of
+from banyan.telemetry import SERIES, Counters, gauges_of
 
 _linker: weakref.ref[Any] | None = None
 _exporter: _Exporter | None = None
@@ -33,25 +33,10 @@ def start(linker: Any, *, counts_prompts: bool, enable_metrics: bool, labels: di
         _exporter = _Exporter(linker, labels)
 
 
-def handed_over(num_pages: int) -> None:
-    """A prefill server's rank passes so many pages to a decode server. Scheduler thread."""
+def counters() -> Counters:
+    """Of this process's rank; of nobody, where SGLang has built no linker."""
     linker = _linker() if _linker is not None else None
-    if linker is not None:
-        linker.counters.handed_over_pages += num_pages
-
-
-def advanced(num_pages: int) -> None:
-    """The first layers of so many pages leave while later ones are computed. Scheduler thread."""
-    linker = _linker() if _linker is not None else None
-    if linker is not None:
-        linker.counters.advanced_pages += num_pages
-
-
-def foreign() -> None:
-    """A message at the hand-over's control socket was dropped. That socket's thread."""
-    linker = _linker() if _linker is not None else None
-    if linker is not None:
-        linker.counters.foreign_hand_over_messages += 1
+    return Counters() if linker is None else linker.counters
 
 
 def tick() -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from sglang.srt.disaggregation.kv_events import StorageMedium
 
-from banyan.ports import TellingStore
+from banyan._native import Store
 from banyan.sglang_plugin.rank.reporting.page_tokens import PageEvent, gone, there
 
 MOST_MOVED = 4096
@@ -35,7 +35,7 @@ AGAIN_S = 600.0
 class StoreEvents:
     """Tells of one rank's shelf of a store."""
 
-    def __init__(self, store: TellingStore, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises OSError when the store cannot say which one it is."""
         self.store_id = store.identity
         self._store = store
