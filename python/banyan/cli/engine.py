@@ -94,6 +94,10 @@ class Engine:
         tokens: list[int] = self._call("/tokenize", question)["tokens"]
         return tokens
 
+    def served_model(self) -> str:
+        """The name under which it serves its model."""
+        return str(self._call("/model_info").get("served_model_name"))
+
     def set_trace_level(self, level: int) -> None:
         """From now on the server traces its requests in so much detail, where it was started with tracing; 0: none."""
         with self._answer(f"/set_trace_level?level={level}", None, {}):

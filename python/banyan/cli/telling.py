@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ ACTIONS = {
 }
 CHAT = "/v1/chat/completions"
 LIST = "list"
+MEDIA_FIELDS = ("image_data", "audio_data", "video_data")
+MEDIA = re.compile("(input_)?(image|audio|video|file|document)(_url)?")
+"""Types of parts whose pages are not known by tokens."""
 
 
 def add_parser(commands: Any) -> None:
@@ -77,20 +81,35 @@ def tell(engine: Engine, args: argparse.Namespace) -> dict[str, Any]:
         if args.prompt_file is None:
             raise ValueError("--prompt-file: which prompt?")
         said = sys.stdin.read() if str(args.prompt_file) == "-" else args.prompt_file.read_text()
-        command = {**named_by(said), **command, **prompt_of(engine, said, args.path)}
+        command = {**named_by(engine, said, args.path), **command, **prompt_of(engine, said, args.path)}
     return engine.tell_cache(command)
 
 
-def named_by(said: str) -> dict[str, Any]:
+def named_by(engine: Engine, said: str, path: str) -> dict[str, Any]:
     """What a body says of its pages' names beside its tokens.
 
     Raises:
-        ValueError: for one of an adapter: no command names one.
+        ValueError: for one of an adapter, or with media: no command names these.
     """
     body = _body(said) or {}
     if body.get("lora_path") is not None:
         raise ValueError("lora_path: the cache is not told of an adapter's prompts")
+    model = str(body.get("model")) if path.startswith("/v1/") else ""
+    if ":" in model and model != engine.served_model():
+        raise ValueError(f"model {model} names an adapter: the cache is not told of an adapter's prompts")
+    media = [name for name in MEDIA_FIELDS if body.get(name) is not None]
+    media += [kind for kind in _kinds(body.get("messages", body.get("input"))) if MEDIA.fullmatch(kind)]
+    if media:
+        raise ValueError(f"{media[0]}: the cache is not told of prompts with more than text in them")
     return {name: body[name] for name in ("cache_salt", "extra_key") if body.get(name) is not None}
+
+
+def _kinds(turns: object) -> Iterator[str]:
+    """The types of a chat's turns, of their parts, and of what tools have found."""
+    for one in turns if isinstance(turns, list) else ():
+        if isinstance(one, dict):
+            yield str(one.get("type"))
+            yield from _kinds(one.get("content"))
 
 
 def prompt_of(engine: Engine, said: str, path: str) -> dict[str, Any]:

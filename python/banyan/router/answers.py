@@ -9,11 +9,16 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
 
 from banyan.router.blocks import ARENA, STORE
+from banyan.router.bodies import Bodies
 from banyan.router.fleet import Server
 from banyan.router.forms import error_body
 from banyan.router.paths import Form
+
+PIECE_BYTES = 256 << 10
+"""Of an answer: uvicorn sends one when the client has taken most of what went before it."""
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response | None:
@@ -28,6 +33,20 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> 
         answer.cancel()
         gone.cancel()
         await asyncio.gather(answer, gone, return_exceptions=True)
+
+
+async def send_in_pieces(bodies: Bodies, response: Response, scope: Scope, receive: Receive, send: Send) -> None:
+    """Send an answer. What there is of it counts among ``bodies`` until its client has taken all but the last piece."""
+
+    async def in_pieces(message: Message) -> None:
+        rest = whole = memoryview(message.get("body", b""))
+        with bodies.counted(len(whole)):
+            while len(rest) > PIECE_BYTES:
+                await send({**message, "body": rest[:PIECE_BYTES], "more_body": True})
+                rest = rest[PIECE_BYTES:]
+            await send(message if rest is whole else {**message, "body": rest})
+
+    await response(scope, receive, in_pieces)
 
 
 def error(

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import re
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -24,16 +23,18 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from banyan.features.pairs import Role
 from banyan.observe import Reading
 from banyan.observe.asking import look
 from banyan.observe.webpage import Page, is_ours
 from banyan.router import endpoints, models, prompt
-from banyan.router.answers import error, failed, forbidden, state_of, unless_gone
+from banyan.router.answers import error, failed, forbidden, send_in_pieces, state_of, unless_gone
 from banyan.router.asked_prompt import Asked
 from banyan.router.bodies import Bodies, Refused
 from banyan.router.call import CONTROL, Call, KnownTenant, owner_of, target_of
+from banyan.router.clock import now_s
 from banyan.router.dropped_lines import DroppedLines
 from banyan.router.everywhere import ask_all
 from banyan.router.fleet import Fleet, Server
@@ -168,7 +169,7 @@ class Router:
             for source, feed in zip(server.description.sources, server.feeds, strict=True)
         ]
         loads = [
-            self._tasks.start("a feed of loads", partial(subscribe_to_load, self._context, source, told, time.time))
+            self._tasks.start("a feed of loads", partial(subscribe_to_load, self._context, source, told, now_s))
             for source in server.description.load_sources
             for told in (partial(self._told_load, fleet, server, source.rank),)
         ]
@@ -188,7 +189,7 @@ class Router:
 
     # ---- passed on ---------------------------------------------------------------------------------------------
 
-    async def pass_on(self, row: Row, request: Request) -> Response:
+    async def pass_on(self, row: Row, request: Request) -> ASGIApp:
         """Any path that servers answer."""
         if self.is_stopping:
             return error("the router is stopping", "stopping", 503, {"retry-after": "1"}, row.form)
@@ -205,7 +206,8 @@ class Router:
             response = None
         self.metrics.requests.labels(row.path, str(response.status_code) if response is not None else "gone").inc()
         # Nobody reads it.
-        return response if response is not None else Response(status_code=499)
+        response = response if response is not None else Response(status_code=499)
+        return partial(send_in_pieces, self._bodies, response)
 
     def _enter(self, row: Row, request: Request) -> KnownTenant | None:
         """The tenant of a request that can be passed on.
@@ -226,7 +228,12 @@ class Router:
         headers = self.tenant_rules.headers(tenant, request.headers)
         call = Call(row, request.method, target_of(request.scope), body, headers, tenant)
         if row.to is not To.ONE:
-            return await ask_all(self._session, self.all_servers, call, self.settings)
+            try:
+                return await ask_all(self._session, self.all_servers, call, self.settings)
+            finally:
+                # Some may have done it, whoever has not.
+                for fleet in self.fleets if row.empties else ():
+                    fleet.forget_sent()
         if self.decodes is not None and not row.is_routable:
             if row.generates:
                 return error(f"no pair of servers answers {row.path}", "not_found", 404, form=row.form)
@@ -255,11 +262,11 @@ class Router:
             Refused: for what a tenant may not ask.
         """
         body, headers, salt = call.body, call.headers, call.tenant.salt if call.tenant is not None else None
-        is_large = _is_large(body)
+        is_large, models = _is_large(body), self._models_served()
         if is_large:
-            read = await self._beside(prompt.read, call.row.path, body, headers, salt)
+            read = await self._beside(prompt.read, call.row.path, body, headers, salt, models)
         else:
-            read = prompt.read(call.row.path, body, headers, salt)
+            read = prompt.read(call.row.path, body, headers, salt, models)
         self.tenant_rules.check(call.row, read, call.tenant)
         held_at = self.responses.holder(read.follows, owner_of(call.tenant)) if read.follows is not None else None
         # A request that would only be refused costs no server a question.
@@ -268,8 +275,13 @@ class Router:
         else:
             asked = await self.tokens.of(read, headers, held_at)
         if is_large:
-            await self._beside(lambda: asked.pieces)
+            await self._beside(asked.hash_now, {size for fleet in self.fleets for size in fleet.block_sizes})
         return asked
+
+    def _models_served(self) -> frozenset[str]:
+        """The names under which servers serve their models."""
+        said = (server.description for server in self.all_servers)
+        return frozenset(one.model for one in said if one is not None)
 
     async def _beside(self, work: Callable[..., T], *args: Any) -> T:
         """What ``work`` gives, beside the loop. A body whose turn has not come stays with its request: in the reader's

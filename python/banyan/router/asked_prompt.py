@@ -4,12 +4,17 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 from banyan.router.blocks import PromptIds, block_ids
 from banyan.router.prompt import Request
 from banyan.routing.sent import BYTES_PER_TOKEN, piece_ids
+
+MOST_PIECES = 1 << 13
+"""Of one prompt: half a million tokens. It is not to push all others out of what was sent to a target."""
 
 
 @dataclass(frozen=True)
@@ -50,4 +55,12 @@ class Asked:
     def pieces(self) -> list[bytes]:
         """Of the prompt, for targets that do not tell what they hold."""
         row = self.request.row()
-        return list(piece_ids(row, self.request.namespace.encode())) if row is not None else []
+        return list(islice(piece_ids(row, self.request.namespace.encode()), MOST_PIECES)) if row is not None else []
+
+    def hash_now(self, block_sizes: Iterable[int]) -> None:
+        """All that is compared, and not when somebody first asks for it: a long prompt takes so long that this is done
+        where nobody waits for it."""
+        _ = self.pieces
+        if self.token_ids is not None and self.request.is_salted_only:
+            for block_tokens in block_sizes:
+                list(self.ids(block_tokens))

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bodies of requests: read from clients, and kept until an answer begins, for another attempt.
+"""The bodies of requests: read from clients, and kept until an answer begins, for another attempt. And those of
+answers, until their clients have taken them.
 
 Invariants
-  1. All bodies together, read in part or whole, have no more than ``max_bytes`` in memory.
+  1. No part of a request's body is taken beside which all of them, read in part or whole, and the answers would have
+     more than ``max_bytes`` in memory.
   2. A client that does not send the whole of its body within ``timeout_s`` is not waited for.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 
 class Refused(Exception):
@@ -55,9 +57,18 @@ class Bodies:
         finally:
             self.num_bytes -= num_bytes
 
+    @contextmanager
+    def counted(self, num_bytes: int) -> Iterator[None]:
+        """So much of an answer is in memory, until the context ends."""
+        self.num_bytes += num_bytes
+        try:
+            yield
+        finally:
+            self.num_bytes -= num_bytes
+
     def _check(self, num_bytes: int) -> None:
         if num_bytes > self._max_body_bytes:
             raise Refused(f"more than {self._max_body_bytes} bytes", "too_large", 413)
         if self.num_bytes > self._max_bytes:
-            message = f"the bodies of requests take more than {self._max_bytes >> 20} MiB (--max-buffered-mib)"
+            message = f"bodies of requests and answers take more than {self._max_bytes >> 20} MiB (--max-buffered-mib)"
             raise Refused(message, "queue_full", 503)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,8 +46,21 @@ class Call:
     def onward(self) -> dict[str, str]:
         """The headers that a server gets. A client's own word on where to read would not be this router's. And a
         compressed stream could not be ended with an event that says that it broke."""
-        kept = {name: as_it_came(value) for name, value in self.headers.items() if not _is_dropped(name.lower())}
+        of_the_connection = {name.strip().lower() for name in self.headers.get("connection", "").split(",")}
+        kept = {
+            name: as_it_came(value)
+            for name, value in self.headers.items()
+            if not _is_dropped(name.lower()) and name.lower() not in of_the_connection
+        }
         return {**kept, "accept-encoding": "identity", **(self.tenant.says if self.tenant is not None else {})}
+
+
+def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """A request's headers, each once: several lines of one are its list (RFC 9110, 5.3; of cookies RFC 9113, 8.2.3)."""
+    lists: dict[str, list[str]] = {}
+    for name, value in headers:
+        lists.setdefault(name, []).append(value)
+    return {name: ("; " if name == "cookie" else ", ").join(values) for name, values in lists.items()}
 
 
 def as_it_came(value: str) -> str:
@@ -65,9 +78,10 @@ def owner_of(tenant: KnownTenant | None) -> str:
 
 
 def target_of(scope: Mapping[str, Any]) -> str:
-    """Of a request, as ASGI has it."""
+    """Of a request, as ASGI has it. A line of HTTP may have a ``#``, of which no URL sends what follows: a server would
+    read another path than the router did."""
     path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
-    return f"{path}?{query}" if query else path
+    return (f"{path}?{query}" if query else path).replace("#", "%23")
 
 
 def _is_dropped(header: str) -> bool:

@@ -14,7 +14,7 @@ import logging
 import resource
 from typing import Any
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 logger = logging.getLogger("banyan.router")
 
@@ -40,8 +40,8 @@ def most_connections(num_servers: int) -> int:
     return max(1, (soft - OWN_FILES) // (1 + num_servers))
 
 
-class Bounded(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's protocol for one connection."""
+class Bounded(H11Protocol):
+    """uvicorn's protocol for one connection: of its two the one that bounds headers, and that this one is made of."""
 
     max_connections = most_connections(1)
     header_s = HEADER_S

@@ -56,6 +56,7 @@ class Description:
         store: tells the store that its events are about from others; equal where servers use one together. "" where
             they tell of none.
         tenants: tells the secret by which it believes a router's word of tenants; "" where it serves everybody.
+        model: the name under which it serves it.
     """
 
     num_ranks: int = 1
@@ -74,6 +75,7 @@ class Description:
     borrows_from: tuple[Address, ...] = ()
     store: str = ""
     tenants: str = ""
+    model: str = ""
 
     @classmethod
     def read(cls, info: Mapping[str, Any], url: str) -> Description:
@@ -103,6 +105,7 @@ class Description:
                 borrows_from=_borrows_from(ranks_of_it),
                 store=_told_by_all(ranks_of_it, "tells_store"),
                 tenants=_told_by_all(ranks_of_it, "tenants"),
+                model=str(info.get("served_model_name") or ""),
             )
             if not events or events.get("publisher") != "zmq":
                 return said

@@ -8,16 +8,18 @@ from collections.abc import Awaitable, Callable, Iterator
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from banyan.router.answers import error
 from banyan.router.paths import MODELS, OTHER, ROWS, Row, To
 
-Endpoint = Callable[[Request], Awaitable[Response]]
+Endpoint = Callable[[Request], Awaitable[ASGIApp]]
+PassOn = Callable[[Row, Request], Awaitable[ASGIApp]]
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
-def known(pass_on: Callable[[Row, Request], Awaitable[Response]], health: Endpoint, models: Endpoint) -> list[Route]:
+def known(pass_on: PassOn, health: Endpoint, models: Endpoint) -> list[Route]:
     """Those of the table."""
 
     def endpoint(row: Row) -> Endpoint:
@@ -25,17 +27,17 @@ def known(pass_on: Callable[[Row, Request], Awaitable[Response]], health: Endpoi
             return models if row.path == MODELS else health
         return _ask_a_server if row.to is To.NOBODY else _passed_on(row, pass_on)
 
-    return [Route(row.path, endpoint(row), methods=list(row.methods)) for row in ROWS if row.methods]
+    return [Route(row.path, endpoint(row), methods=list(row.methods or METHODS)) for row in ROWS]
 
 
-def others(pass_on: Callable[[Row, Request], Awaitable[Response]], own: str) -> Iterator[Route]:
+def others(pass_on: PassOn, own: str) -> Iterator[Route]:
     """Any other path, and any other method, but for what is below ``own``."""
     yield Route(f"{own}/{{path:path}}", _unknown, methods=list(METHODS))
     yield Route("/{path:path}", _passed_on(OTHER, pass_on), methods=list(METHODS))
 
 
-def _passed_on(row: Row, pass_on: Callable[[Row, Request], Awaitable[Response]]) -> Endpoint:
-    async def passed_on(request: Request) -> Response:
+def _passed_on(row: Row, pass_on: PassOn) -> Endpoint:
+    async def passed_on(request: Request) -> ASGIApp:
         return await pass_on(row, request)
 
     return passed_on

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import aiohttp
 from starlette.responses import Response
-from yarl import URL
 
 from banyan.router.answers import error
 from banyan.router.call import Call
@@ -19,8 +18,7 @@ from banyan.router.fleet import Server
 from banyan.router.health import State
 from banyan.router.paths import Row, To
 from banyan.router.settings import Settings
-from banyan.router.upstream import Lost, once, sent_back
-from banyan.whole_answer import whole
+from banyan.router.upstream import Attempt, Lost, Unreached
 
 
 async def ask_all(
@@ -28,8 +26,7 @@ async def ask_all(
 ) -> Response:
     """One answer for all of theirs, as ``call.row.to`` says; it is passed on as it came."""
     asked = [
-        asyncio.create_task(_ask(session, server.url, call, _patience_s(server, call.row, settings)))
-        for server in servers
+        asyncio.create_task(_ask(session, server, call, _patience_s(server, call.row, settings))) for server in servers
     ]
     leave_s = 0.0
     try:
@@ -58,16 +55,18 @@ def choose(statuses: Sequence[int], to: To) -> int:
     return next((number for number, status in enumerate(statuses) if counts(status)), 0)
 
 
-async def _ask(session: aiohttp.ClientSession, url: str, call: Call, timeout_s: float) -> Response:
-    data = call.body if call.body or call.method == "POST" else None
+async def _ask(session: aiohttp.ClientSession, server: Server, call: Call, timeout_s: float) -> Response:
+    attempt = Attempt(session, idle_timeout_s=timeout_s, streams={})
+    if not call.row.is_ours:
+        server.in_flight[id(attempt)] = attempt.give_up
     try:
-        async with asyncio.timeout(timeout_s):
-            to = URL(url + call.target, encoded=True)
-            request = session.request(call.method, to, data=data, headers=call.onward(), middlewares=[once])
-            async with request as response:
-                answer = Response(await whole(response), response.status)
-    except (aiohttp.ClientError, Lost, TimeoutError) as why:
-        said = f"{url} did not answer, and may not have done it: {type(why).__name__} {why}"
+        await attempt.open(server.url + call.target, call.body, call.onward(), call.method)
+    except (Unreached, Lost) as why:
+        said = f"{server.url} did not answer, and may not have done it: {why}"
         return error(said, "server_lost", 502, form=call.row.form)
-    answer.raw_headers.extend(sent_back(response.headers.items()))
+    finally:
+        server.in_flight.pop(id(attempt), None)
+        attempt.close()
+    answer = Response(attempt.first, attempt.status)
+    answer.raw_headers.extend(attempt.headers)
     return answer

@@ -12,8 +12,7 @@ Invariants
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass, field
 
 import msgspec
@@ -23,6 +22,7 @@ from banyan.features.pairs import Role
 from banyan.layout import cacheable_tokens
 from banyan.router.asked_prompt import Asked
 from banyan.router.blocks import Holds, RankBlocks, held_by, held_in_memory, leading_blocks, salt_digest
+from banyan.router.clock import now_s
 from banyan.router.description import Description, together
 from banyan.router.events import EventFeed
 from banyan.router.health import Health, State
@@ -89,7 +89,7 @@ class Fleet:
         dispatcher: Dispatcher,
         *,
         max_in_flight: int,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = now_s,
     ) -> None:
         self.servers = list(servers)
         self.targets: list[Target] = []
@@ -130,8 +130,8 @@ class Fleet:
     def reported(self, server: Server, reports: dict[int, LoadReport], asked_s: float) -> None:
         """The load of a server's ranks; {} where it does not tell, and the router's own books must do."""
         server.num_read_tokens = 0
-        for rank, report in reports.items():
-            self.told(server, rank, report)
+        # Passed on together: of a server that is one target, the second rank's load would be no newer than the first's.
+        self._pass_on(server, {rank for rank, report in reports.items() if self._is_kept(server, rank, report)})
         if not server.loads:
             for target in (self.targets[number] for number in server.targets):
                 own = LoadReport(
@@ -140,15 +140,20 @@ class Fleet:
                 self._dispatcher.reported(target.number, own)
 
     def told(self, server: Server, rank: int, report: LoadReport) -> None:
-        """A rank's load, asked for or published; the one that was taken last counts. Of a rank that it has not said to
-        have, nothing is kept."""
+        """A rank's load, as it has published it."""
+        if self._is_kept(server, rank, report):
+            self._pass_on(server, {rank})
+
+    def _is_kept(self, server: Server, rank: int, report: LoadReport) -> bool:
+        """Take note of a load, asked for or published; the one that was taken last counts. Of a rank that it has not
+        said to have, nothing is kept."""
         if server.description is None or not 0 <= rank < server.description.num_ranks:
-            return
+            return False
         last = server.loads.get(rank)
         if last is not None and not _is_news(report, last):
             self._waits_for_reads(server, rank, report)
-            return
-        if last is not None and server.description is not None and not server.description.places_itself:
+            return False
+        if last is not None and not server.description.places_itself:
             # A stock rank reports when a forward has ended, and receives requests when it begins the next.
             report = msgspec.structs.replace(report, received_s=last.taken_s)
         if last is not None and report.read_queue_tokens is None:
@@ -157,8 +162,11 @@ class Fleet:
                 report, read_queue_tokens=last.read_queue_tokens, read_tokens_per_s=last.read_tokens_per_s
             )
         server.loads[rank] = report
+        return True
+
+    def _pass_on(self, server: Server, ranks: Set[int]) -> None:
         for target in (self.targets[number] for number in server.targets):
-            if target.rank is None or target.rank == rank:
+            if target.rank in ranks or (target.rank is None and ranks):
                 self._dispatcher.reported(target.number, self._load_of(target))
 
     def _waits_for_reads(self, server: Server, rank: int, told: LoadReport) -> None:
@@ -181,6 +189,11 @@ class Fleet:
         for tell in list(server.in_flight.values()):
             tell(why)
         server.in_flight.clear()
+
+    def forget_sent(self) -> None:
+        """The servers have emptied their caches."""
+        for target in self.targets:
+            target.sent.forget()
 
     @property
     def has_events(self) -> bool:
@@ -235,9 +248,14 @@ class Fleet:
         for target in self.targets:
             if not self._is_told(target, asked):
                 cached[target.number] = min(target.sent.leading_tokens(asked.pieces), asked.num_tokens)
-        for block_tokens in {self._block_tokens(target) for target in self.targets} - {0}:
+        for block_tokens in self.block_sizes:
             self._read_events(asked, block_tokens, cached)
         return cached
+
+    @property
+    def block_sizes(self) -> set[int]:
+        """Tokens of the pages that events name."""
+        return {self._block_tokens(target) for target in self.targets} - {0}
 
     def known_tokens(self, place: Place, asked: Asked) -> int:
         """Leading tokens that the target of ``place`` holds for certain: none where it does not tell."""

@@ -108,7 +108,8 @@ class Forwarder:
     async def _bring(self, going: SentRequest) -> Response:
         tried: list[Tried] = []
         while True:
-            avoid = {one.server for one in tried}
+            # Of a response that it goes on from no other server knows.
+            avoid = {one.server for one in tried} - {going.asked.held_at}
             take = partial(self._take, going.asked, avoid)
             try:
                 place = await self.admission.enter(take, self._settings.queue_timeout_s, going.asked.held_at)
@@ -127,7 +128,7 @@ class Forwarder:
             tried.append(failure)
             if (held := await self._held(sent, failure)) is not None:
                 return self._keep(held, tried, going.call.row.form)
-            if not self._may_retry(tried):
+            if not self._may_retry(going.asked, tried):
                 # A server that refuses has said so itself, and better.
                 return (
                     self._relay(sent) if failure.outcome is Outcome.REFUSED else self._fail(tried, going.call.row.form)
@@ -204,8 +205,17 @@ class Forwarder:
             return Tried(server.url, Outcome.REFUSED, f"HTTP {attempt.status}")
         return None
 
-    def _may_retry(self, tried: list[Tried]) -> bool:
-        return may_retry(tried, max_retries=self._settings.max_retries, num_servers=len(self._servers))
+    def _may_retry(self, asked: Asked, tried: list[Tried]) -> bool:
+        return may_retry(
+            tried,
+            max_retries=self._settings.max_retries,
+            num_servers=len(self._servers),
+            is_refusal_free=asked.held_at is None and self._has_others({one.server for one in tried}),
+        )
+
+    def _has_others(self, tried: Collection[str]) -> bool:
+        """Whether another server can be asked, which costs those that have refused nothing."""
+        return any(server.takes_requests and server.url not in tried for server in self._servers)
 
     def _relay(self, sent: Sent) -> Response:
         attempt = sent.attempt

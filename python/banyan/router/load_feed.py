@@ -6,6 +6,7 @@ The wire is SGLang's: a PUB socket sends ``[topic, number, LoadStat]``. A messag
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -61,5 +62,7 @@ async def subscribe_to_load(
                 report = read_load(payload, clock())
             except (ValueError, msgspec.DecodeError) as error:
                 logger.warning("%s sends what is no load: %s", source.endpoint, error)
-                continue
-            told(report)
+            else:
+                told(report)
+            # pyzmq does not give way to others while there are messages.
+            await asyncio.sleep(0)

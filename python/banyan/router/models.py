@@ -14,6 +14,7 @@ from banyan.decoding import json_of
 from banyan.router.answers import error
 from banyan.router.call import as_it_came
 from banyan.router.paths import MODELS
+from banyan.router.probes import MOST_BYTES
 from banyan.whole_answer import whole
 
 TIMEOUT_S = 10.0
@@ -36,7 +37,7 @@ async def _ask(session: aiohttp.ClientSession, url: str, headers: Mapping[str, s
     try:
         async with asyncio.timeout(TIMEOUT_S):
             async with session.get(url + MODELS, headers=onward) as response:
-                body = await whole(response)
+                body = await whole(response, MOST_BYTES)
         if response.status != 200:
             return Response(body, response.status, media_type=response.content_type)
         cards = json_of(body)["data"]

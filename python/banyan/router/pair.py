@@ -89,6 +89,10 @@ class PairForwarder(Forwarder):
         place.beside, place.seen_tokens = prefill, seen_tokens
         return place
 
+    def _has_others(self, tried: Collection[str]) -> bool:
+        # When one server of a pair refuses, the other has begun.
+        return False
+
     def _release(self, place: Place) -> None:
         if place.beside is not None:
             self._prefills.release(place.beside)

@@ -48,8 +48,9 @@ class Row:
     """One path, as Starlette writes it.
 
     Attributes:
-        methods: those that SGLang has for it.
+        methods: those that SGLang has for it; none where it takes websockets alone.
         is_ours: it changes servers, and only this machine may ask for it.
+        empties: what servers had in their pools is not there any more.
         is_routable: its body has SGLang's fields for routers: the rank, and where the two servers of a pair meet.
     """
 
@@ -59,6 +60,7 @@ class Row:
     methods: tuple[str, ...] = ("POST",)
     form: Form = Form.OPENAI
     is_ours: bool = False
+    empties: bool = False
     is_routable: bool = False
 
     @property
@@ -115,20 +117,21 @@ _CONCERNS_ALL = (
     *_rows("/v1/responses/{response_id}", To.FINDER, methods=_GET),
     *_rows("/v1/responses/{response_id}/cancel", To.FINDER),
     *_rows(
-        "/pause_generation /continue_generation /load_lora_adapter /unload_lora_adapter /update_weights_from_disk "
-        "/update_weight_version /begin_weight_update /end_weight_update /add_external_corpus /remove_external_corpus "
-        "/hicache/storage-backend/clear",
+        "/pause_generation /continue_generation /load_lora_adapter /unload_lora_adapter /update_weight_version "
+        "/begin_weight_update /add_external_corpus /remove_external_corpus /hicache/storage-backend/clear",
         To.EACH,
         is_ours=True,
     ),
     *_rows(
-        "/flush_cache /release_memory_occupation /resume_memory_occupation /slow_down /configure_logging "
-        "/start_profile /stop_profile /set_trace_level /freeze_gc /start_expert_distribution_record "
-        "/stop_expert_distribution_record /dump_expert_distribution_record",
+        "/resume_memory_occupation /slow_down /configure_logging /start_profile /stop_profile /set_trace_level "
+        "/freeze_gc /start_expert_distribution_record /stop_expert_distribution_record "
+        "/dump_expert_distribution_record",
         To.EACH,
         methods=_GET_POST,
         is_ours=True,
     ),
+    *_rows("/update_weights_from_disk /end_weight_update", To.EACH, is_ours=True, empties=True),
+    *_rows("/flush_cache /release_memory_occupation", To.EACH, methods=_GET_POST, is_ours=True, empties=True),
     *_rows("/set_internal_state", To.EACH, methods=_POST_PUT, is_ours=True),
 )
 

@@ -14,6 +14,8 @@ import aiohttp
 import msgspec
 
 from banyan.decoding import json_of
+from banyan.observe.asking import MAX_TOLD_BYTES
+from banyan.router.clock import now_s
 from banyan.router.description import Description, read_loads
 from banyan.router.fleet import Fleet, Server
 from banyan.router.health import Probe, State
@@ -26,6 +28,10 @@ logger = logging.getLogger("banyan.router")
 PROMPT_S = 1.0
 """SGLang says 503 at once while it ends or begins; of an engine that hangs it says so after many looks, each a second
 long."""
+
+
+MOST_BYTES = 8 << 20
+"""Of an answer about health or loads: nothing else runs while one is read."""
 
 
 class BadAnswer(Exception):
@@ -108,7 +114,7 @@ class Probes:
 
     async def _bring_up(self, server: Server) -> None:
         await self._look_at_engine(server)
-        info = await self._get(server, "/server_info", self._settings.probe_timeout_s)
+        info = await self._get(server, "/server_info", self._settings.probe_timeout_s, MAX_TOLD_BYTES)
         description = Description.read(info, server.url)
         if description.role is not server.role:
             raise WrongRole(f"its --disaggregation-mode is {description.role.value}, not {server.role.value}")
@@ -135,7 +141,7 @@ class Probes:
             raise
 
     async def _look_at_load(self, server: Server) -> None:
-        asked_s = time.time()
+        asked_s = now_s()
         try:
             answer = await self._get(server, "/v1/loads?include=core", self._settings.probe_timeout_s)
             reports = read_loads(answer, asked_s)
@@ -145,8 +151,9 @@ class Probes:
             reports = {}
         self._fleet.reported(server, reports, asked_s)
 
-    async def _get(self, server: Server, path: str, timeout_s: float) -> Any:
-        return await ask(self._session, server, path, key=self._settings.api_key, timeout_s=timeout_s)
+    async def _get(self, server: Server, path: str, timeout_s: float, most_bytes: int = MOST_BYTES) -> Any:
+        key = self._settings.api_key
+        return await ask(self._session, server, path, key=key, timeout_s=timeout_s, most_bytes=most_bytes)
 
 
 def _why_not_with_tenants(said: str, expected: str) -> str:
@@ -157,12 +164,20 @@ def _why_not_with_tenants(said: str, expected: str) -> str:
     return "its --banyan-tenant-secret-file holds another secret than the router's --tenant-secret-file"
 
 
-async def ask(session: aiohttp.ClientSession, server: Server, path: str, *, key: str | None, timeout_s: float) -> Any:
+async def ask(
+    session: aiohttp.ClientSession,
+    server: Server,
+    path: str,
+    *,
+    key: str | None,
+    timeout_s: float,
+    most_bytes: int = MOST_BYTES,
+) -> Any:
     """The JSON of an answer, None for an empty one."""
     headers = {"authorization": f"Bearer {key}"} if key is not None else {}
     async with asyncio.timeout(timeout_s):
         async with session.get(server.url + path, headers=headers, raise_for_status=True) as response:
-            body = await whole(response)
+            body = await whole(response, most_bytes)
     try:
         return json_of(body) if body else None
     except msgspec.DecodeError as error:

@@ -7,8 +7,9 @@ Nothing here refuses: a body that cannot be read is the server's to refuse, in i
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ import msgspec
 from banyan.decoding import json_of
 from banyan.router.blocks import pack
 from banyan.router.chats import chat, converted, medium
-from banyan.router.paths import BY_PATH, COMPLETIONS, MESSAGES, OTHER, By
+from banyan.router.paths import BY_PATH, COMPLETIONS, MESSAGES, OTHER, By, Row
 from banyan.routing.conversation import conversation_of
 from banyan.routing.tenant_secret import salted
 
@@ -40,6 +41,9 @@ MOST_QUOTES = 1 << 20
 
 _MEDIA = ("image_data", "audio_data", "video_data")
 """Fields of ``/generate`` whose content is in the pages and not in the prompt's tokens."""
+
+_NAMES_MODEL = ("/v1/", "/invocations")
+"""How paths begin whose requests name one that counts."""
 
 _PROMPT_FIELDS = {COMPLETIONS: "prompt", "/v1/embeddings": "input", "/v1/classify": "input"}
 """Where a prompt stands, if not as in ``/generate``."""
@@ -85,11 +89,25 @@ class Request:
         return self.token_ids.tobytes() if self.token_ids is not None else self.text
 
 
-def read(path: str, body: bytes, headers: Mapping[str, str], tenant_salt: str | None = None) -> Request:
+def read(
+    path: str, body: bytes, headers: Mapping[str, str], tenant_salt: str | None = None, models: Collection[str] = ()
+) -> Request:
     """Read a request to ``path``; one that says nothing is placed by load alone, and so is one that may not be
-    read (``may_read``): that would hold all others up. ``tenant_salt``: None where there are no tenants."""
+    read (``may_read``): that would hold all others up. ``tenant_salt``: None where there are no tenants. ``models``:
+    the names under which servers serve theirs."""
     row = BY_PATH.get(path, OTHER)
-    fields = _fields(body) if row.by not in (By.LOAD, By.NOTHING) else {}
+    said = partial(_request, row, headers, tenant_salt, models)
+    try:
+        return said(_fields(body) if row.by not in (By.LOAD, By.NOTHING) else {})
+    except RecursionError:
+        # What is only just not too deep to be read may be too deep to be written.
+        return said({})
+
+
+def _request(
+    row: Row, headers: Mapping[str, str], tenant_salt: str | None, models: Collection[str], fields: Mapping[str, Any]
+) -> Request:
+    path = row.path
     # Messages have neither, and SGLang passes over them.
     salt = _salt(fields) if path != MESSAGES else None
     session = _session(fields, headers)
@@ -97,11 +115,12 @@ def read(path: str, body: bytes, headers: Mapping[str, str], tenant_salt: str | 
         salt = salted(tenant_salt, salt)
         session = f"{tenant_salt} {session}" if session is not None else None
     names = () if path == MESSAGES else ("extra_key", "lora_path", "lora_name")
+    apart = [*(str(fields[name]) for name in names if fields.get(name)), *_adapter(path, fields, models)]
     return Request(
         **_prompt(path, row.by, fields),
         session=session,
         cache_salt=salt,
-        namespace="\0".join([salt or "", *(str(fields[name]) for name in names if fields.get(name))]),
+        namespace="\0".join([salt or "", *apart]),
         may_pin=row.is_routable
         and bool(fields)
         and all(fields.get(name) is None for name in RANK_FIELDS)
@@ -109,6 +128,13 @@ def read(path: str, body: bytes, headers: Mapping[str, str], tenant_salt: str | 
         is_read=bool(fields),
         names_response=fields.get("request_id") is not None,
     )
+
+
+def _adapter(path: str, fields: Mapping[str, Any], models: Collection[str]) -> list[str]:
+    """What may name a LoRA adapter in ``model`` (MODEL:ADAPTER), where SGLang looks there for one; the name of a model
+    may have a colon, too."""
+    model = fields.get("model") if path.startswith(_NAMES_MODEL) else None
+    return [model] if isinstance(model, str) and ":" in model and model not in models else []
 
 
 def _salt(fields: Mapping[str, Any]) -> str | None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Listens to the KV events of one rank, and asks for what it missed.
 
+pyzmq does not give way to others while there are messages: whoever reads them does, after each.
+
 The wire is SGLang's: a PUB socket sends ``[topic, number, batch]``, a ROUTER socket gives earlier ones again, from a
 number on, and ends with number -1. ZeroMQ connects again by itself.
 """
@@ -51,12 +53,14 @@ async def subscribe(context: zmq.asyncio.Context, source: Source, feed: EventFee
             except (ValueError, msgspec.DecodeError) as error:
                 logger.warning("%s sends what is no KV event, its blocks are forgotten: %s", source.endpoint, error)
                 feed.forget()
+                await asyncio.sleep(0)
                 continue
             missing = feed.first_missing(seq, batch)
             if missing is not None:
                 await _replay(context, source, feed, missing)
             feed.apply(seq, batch)
             applied()
+            await asyncio.sleep(0)
 
 
 async def _replay(context: zmq.asyncio.Context, source: Source, feed: EventFeed, first: int) -> bool:
@@ -81,6 +85,7 @@ async def _replay(context: zmq.asyncio.Context, source: Source, feed: EventFeed,
                     has_hole = has_hole or (tries_left > 0 and feed.has_hole_before(seq))
                     if not has_hole:
                         feed.apply(seq, read_batch(payload))
+                    await asyncio.sleep(0)
                 elif not has_hole:
                     return True
                 else:

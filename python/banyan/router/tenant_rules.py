@@ -15,12 +15,13 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from banyan.observe.webpage import is_ours
 from banyan.router import prompt
 from banyan.router.bodies import Refused
-from banyan.router.call import KnownTenant, owner_of
+from banyan.router.call import KnownTenant, joined, owner_of
 from banyan.router.held_responses import HeldResponses
 from banyan.router.metrics import Metrics
 from banyan.router.paths import OTHER, RESPONSES, Row
@@ -71,9 +72,10 @@ class TenantRules:
             self._check_response(response, tenant)
         return tenant
 
-    def headers(self, tenant: KnownTenant | None, headers: Mapping[str, str]) -> dict[str, str]:
+    def headers(self, tenant: KnownTenant | None, headers: Headers) -> dict[str, str]:
         """What servers get of a client's headers."""
-        return dict(headers) if tenant is None or self.tenants is None else self.tenants.onward(headers)
+        said = joined(headers.items())
+        return said if tenant is None or self.tenants is None else self.tenants.onward(said)
 
     def check(self, row: Row, read: prompt.Request, tenant: KnownTenant | None) -> None:
         """The body of a request, when it has been read.

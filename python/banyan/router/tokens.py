@@ -33,6 +33,9 @@ from banyan.whole_answer import whole
 MOST_ASKING = 64
 """Questions at a time. Beyond, prompts are compared as text."""
 
+MOST_BYTES = 64 << 20
+"""Of an answer: nothing else runs while it is read. A million tokens have some seven."""
+
 
 class Tokens:
     """Asks servers that are up, in turn."""
@@ -60,7 +63,9 @@ class Tokens:
             return request.token_ids
         if not self._settings.tokenize or not self._fleet.has_events:
             return None
-        token_ids = await self._ask_within_bounds(request, headers, held_at) if request.tokenize is not None else None
+        # Of those of an adapter, or with an extra key, events name no page that could be computed here.
+        is_of_use = request.tokenize is not None and request.is_salted_only
+        token_ids = await self._ask_within_bounds(request, headers, held_at) if is_of_use else None
         if token_ids is None:
             self._metrics.untokenised.inc()
         return token_ids
@@ -96,12 +101,11 @@ class Tokens:
         if "authorization" in headers:
             onward["authorization"] = as_it_came(headers["authorization"])
         try:
+            data = msgspec.json.encode(request.tokenize)
             async with asyncio.timeout(self._settings.tokenize_timeout_s):
-                async with self._session.post(
-                    f"{server.url}/tokenize", data=msgspec.json.encode(request.tokenize), headers=onward
-                ) as response:
-                    answer = json_of(await whole(response))
-        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
+                async with self._session.post(f"{server.url}/tokenize", data=data, headers=onward) as response:
+                    answer = json_of(await whole(response, MOST_BYTES))
+        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, RecursionError):
             # Counted by the caller. The server's health is the probes' business.
             return None
         if not isinstance(answer, dict) or answer.get(PATH_FIELD) != (request.tokenize or {}).get(PATH_FIELD):

@@ -62,11 +62,18 @@ async def once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerTyp
 
 
 class Attempt:
-    """One request at one server."""
+    """One request at one server. ``streams``: types of answers that are no whole ones."""
 
-    def __init__(self, session: aiohttp.ClientSession, *, idle_timeout_s: float) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        *,
+        idle_timeout_s: float,
+        streams: Mapping[str, Sequence[bytes]] = STREAMS,
+    ) -> None:
         self._session = session
         self._idle_timeout_s = idle_timeout_s
+        self._streams = streams
         self._response: aiohttp.ClientResponse | None = None
         self._events: WholeEvents | None = None
         self._waiting: asyncio.Timeout | None = None
@@ -99,8 +106,8 @@ class Attempt:
             self._response = response
             self.status = response.status
             self.headers = sent_back(response.headers.items())
-            if response.content_type in STREAMS and response.status == 200:
-                self._events = WholeEvents(marks=STREAMS[response.content_type])
+            if response.content_type in self._streams and response.status == 200:
+                self._events = WholeEvents(marks=self._streams[response.content_type])
                 self.first = await self.read()
             else:
                 self.first = await self._wait(whole(response))

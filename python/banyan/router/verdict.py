@@ -2,7 +2,8 @@
 """What becomes of an attempt, and what a client is told when there is no other.
 
 A request moves to another server only before its first byte was passed on. Attempts that did not reach a server are
-free; of those that did there is a limit. Which of those that were lost may move at all, ``suspects`` says.
+free, and so are those that were refused while there is another server to ask; of all others there is a limit. Which of
+those that were lost may move at all, ``suspects`` says.
 """
 
 from __future__ import annotations
@@ -53,11 +54,13 @@ class Tried:
     has_begun: bool = False
 
 
-def may_retry(tried: Sequence[Tried], *, max_retries: int, num_servers: int) -> bool:
-    """Whether another attempt is due after those in ``tried``."""
-    num_reached = sum(one.outcome is not Outcome.UNREACHED for one in tried)
+def may_retry(tried: Sequence[Tried], *, max_retries: int, num_servers: int, is_refusal_free: bool = False) -> bool:
+    """Whether another attempt is due after those in ``tried``. ``is_refusal_free``: there is a server to ask that is
+    none of them."""
+    free = {Outcome.UNREACHED, Outcome.REFUSED} if is_refusal_free else {Outcome.UNREACHED}
+    num_charged = sum(one.outcome not in free for one in tried)
     # A server that cannot be reached is down from then on; the bound is for one that comes and goes.
-    return num_reached <= max_retries and len(tried) <= num_servers + max_retries
+    return num_charged <= max_retries and len(tried) <= num_servers + max_retries
 
 
 def account(tried: Sequence[Tried]) -> str:

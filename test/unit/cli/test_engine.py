@@ -39,6 +39,12 @@ def test_stream_when_the_server_gives_up_in_the_middle_then_said(served):
         next(pieces)
 
 
+def test_model_when_asked_for_then_as_the_server_serves_it(served):
+    url, answers, _ = served
+    answers["/model_info"] = 200, json.dumps({"served_model_name": "org/m:8b"})
+    assert Engine(url).served_model() == "org/m:8b"
+
+
 def test_trace_level_when_set_then_asked_for_and_when_the_server_knows_none_then_said(served):
     url, answers, sent = served
     with pytest.raises(EngineError, match="HTTP 404"):

@@ -22,6 +22,9 @@ class Fake:
             raise EngineError("over the budget")
         return {"action": command["action"], "num_tokens": 32, "num_pages": 2, "num_pages_found": 1}
 
+    def served_model(self):
+        return "org/m:8b"
+
     def tokens(self, question):
         self.asked.append(question)
         return [] if question.get("messages") == [] else [1, 2]
@@ -56,6 +59,8 @@ def run(monkeypatch, tmp_path, capsys):
         (("--salt", "u"), {"prompt": "x", "cache_salt": "t"}, {"cache_salt": "u", "text": "x"}),
         ((), {"prompt": "x"}, {"text": "x"}),
         ((), {"messages": [{"role": "user"}]}, {"input_ids": [1, 2]}),
+        ((), {"messages": [{"content": [{"type": "text", "text": "x"}]}], "model": "org/m:8b"}, {"input_ids": [1, 2]}),
+        (("--path", "/api/chat"), {"messages": [{"role": "user"}], "model": "m:8b"}, {"input_ids": [1, 2]}),
         (("--path", "/v1/messages"), {"messages": [{"role": "user"}]}, {"input_ids": [1, 2]}),
     ],
 )
@@ -83,6 +88,11 @@ def test_list_when_asked_for_then_a_line_for_each_prefix(run):
         (("pin", "--prompt-file", "/nowhere"), None, "/nowhere"),
         (("pin",), {"messages": []}, "--path"),
         (("pin",), {"prompt": "x", "lora_path": "a"}, "lora_path"),
+        (("pin",), {"prompt": "x", "model": "org/m:8b:a"}, "model org/m:8b:a"),
+        (("pin",), {"text": "x", "image_data": "data:x"}, "image_data"),
+        (("pin",), {"messages": [{"content": [{"type": "image_url"}]}]}, "image_url"),
+        (("pin",), {"messages": [{"content": [{"type": "tool_result", "content": [{"type": "image"}]}]}]}, "image"),
+        (("pin",), {"input": [{"type": "message", "content": [{"type": "input_file"}]}]}, "input_file"),
         (("pin", "--ttl", "1"), "x", "over the budget"),
     ],
 )

@@ -50,7 +50,8 @@ class Served:
         self.config = uvicorn.Config(app, log_level="error", lifespan="on", timeout_graceful_shutdown=1, http=http)
 
     def _listen(self, port):
-        self._socket = socket.socket()
+        # Of the protocol that asyncio knows: of others it lets small packets wait, 40 ms for each answer.
+        self._socket = socket.socket(proto=socket.IPPROTO_TCP)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._socket.bind(("127.0.0.1", port))
 
@@ -108,20 +109,31 @@ class FakeServer(Served):
         self.more_info = {}
         self.reads = {}
         self.says = {}
+        self.answers_with = {}
+        self.more_headers = {}
         paths = ("/generate", "/v1/completions", "/v1/chat/completions")
         super().__init__(
             Starlette(
                 routes=[
                     *(Route(path, self.generate, methods=["POST", "PUT"]) for path in paths),
-                    Route("/health", self.health),
+                    Route("/health", self.or_with(self.health)),
                     Route("/server_info", self.server_info),
-                    Route("/v1/loads", self.loads),
-                    Route("/v1/models", self.models),
-                    Route("/tokenize", self.tokenize, methods=["POST"]),
+                    Route("/v1/loads", self.or_with(self.loads)),
+                    Route("/v1/models", self.or_with(self.models)),
+                    Route("/tokenize", self.or_with(self.tokenize), methods=["POST"]),
                     Route("/{path:path}", self.anything, methods=["GET", "HEAD", "POST", "PUT", "OPTIONS"]),
                 ]
             )
         )
+
+    def or_with(self, answer):
+        """``answers_with`` has bodies by path, in place of what it answers by itself."""
+
+        async def answered(request):
+            body = self.answers_with.get(request.url.path)
+            return await answer(request) if body is None else Response(body, media_type="application/json")
+
+        return answered
 
     async def generate(self, request):
         if request.url.path in self.says:
@@ -166,6 +178,7 @@ class FakeServer(Served):
                 await asyncio.sleep(0.005)
 
         said = {"x-said-by": self.name, "x-asked-by": request.method, "set-cookie": f"said-by={self.name}"}
+        said |= self.more_headers
         return StreamingResponse(spoken(), status, said, kind)
 
     async def pieces(self):
@@ -215,7 +228,7 @@ class FakeServer(Served):
         loads = [
             {
                 "dp_rank": rank,
-                "timestamp": time.time(),
+                "timestamp": datetime.now(UTC).timestamp(),
                 "num_running_reqs": 0,
                 "max_total_num_tokens": 4096,
                 **core,
@@ -326,6 +339,16 @@ class Rig:
         assert not any(server.num_given_tokens for server in self.router.all_servers)
         assert not any(server.in_flight for server in self.router.all_servers)
         assert self.router.forwarder.admission.num_waiting == 0
+
+
+async def raw(port, request):
+    """What comes back on a connection that has sent ``request``, until the other end closes it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    await writer.drain()
+    answer = await reader.read()
+    writer.close()
+    return answer
 
 
 async def until(condition):

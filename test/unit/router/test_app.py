@@ -6,12 +6,13 @@ from __future__ import annotations
 import asyncio
 import json
 import operator
+import time
 from functools import partial
 
 import pytest
 from test.unit.router.fake_server import BLOCK_TOKENS, FakeServer, running, until
 
-from banyan.router import subscription
+from banyan.router import subscription, tokens
 from banyan.router.blocks import ARENA, STORE, block_ids, pack
 from banyan.router.events import AllBlocksCleared, BlockRemoved, BlockStored
 from banyan.router.health import State
@@ -265,12 +266,63 @@ def test_request_when_a_server_tells_loads_beyond_all_bounds_then_another_answer
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("path", ["/v1/loads", "/health"])
+def test_request_when_a_server_tells_without_end_how_it_is_then_another_answers_it(path):
+    async def scenario():
+        a, b = FakeServer("a"), FakeServer("b")
+        a.answers_with = {path: b'"%b"' % (b"x" * (9 << 20))}
+        async with running([a, b], is_up=False) as rig:
+            await until(lambda: rig.state(1) is State.UP and "8 MiB" in rig.router.fleet.servers[0].health.last_error)
+            assert [json.loads((await rig.ask(text="hi"))[2])["text"] for _ in range(2)] == ["b", "b"]
+
+    asyncio.run(scenario())
+
+
+def test_server_when_it_has_many_ranks_then_it_may_say_more_of_itself():
+    async def scenario():
+        a = FakeServer("a")
+        a.more_info = {"banyan_of_many_ranks": "x" * (9 << 20)}
+        async with running([a]) as rig:
+            assert (await rig.ask(text="hi"))[0] == 200
+
+    asyncio.run(scenario())
+
+
+def test_load_when_the_machines_clock_is_set_back_then_what_servers_tell_still_counts(monkeypatch):
+    async def scenario():
+        async with running([FakeServer("a")]) as rig:
+            (server,), real_s = rig.router.fleet.servers, time.time
+            monkeypatch.setattr(time, "time", lambda: real_s() - 3600)
+            before = server.loads[0]
+            await until(lambda: server.loads[0].taken_s > before.taken_s)
+            assert (await rig.ask(text="hi"))[0] == 200
+
+    asyncio.run(scenario())
+
+
 def test_models_when_listed_then_those_of_all_servers_once():
     async def scenario():
         async with running([FakeServer("a"), FakeServer("b")]) as rig:
             status, body = await rig.get("/v1/models")
             assert status == 200
             assert sorted(card["id"] for card in json.loads(body)["data"]) == ["only-a", "only-b", "shared"]
+            rig.servers[0].answers_with["/v1/models"] = b'{"data": [{"id": "a", "much": "%b"}]}' % (b"x" * (9 << 20))
+            _, body = await rig.get("/v1/models")
+            assert sorted(card["id"] for card in json.loads(body)["data"]) == ["only-b", "shared"]
+
+    asyncio.run(scenario())
+
+
+def test_tokens_when_a_server_tells_too_many_then_the_prompt_is_compared_as_text(monkeypatch):
+    monkeypatch.setattr(tokens, "MOST_BYTES", 1 << 20)
+
+    async def scenario():
+        async with running([FakeServer("a", events=True)]) as rig:
+            for size, num_untokenised in ((1 << 18, 0), (1 << 20, 1)):
+                rig.servers[0].answers_with["/tokenize"] = b'{"tokens": [%b1]}' % (b"1," * (size // 2))
+                assert (await rig.ask(text="hi"))[0] == 200
+                said = f"banyan_router_untokenised_total {num_untokenised}.0"
+                assert said.encode() in (await rig.get("/metrics"))[1]
 
     asyncio.run(scenario())
 

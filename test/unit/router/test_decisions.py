@@ -107,6 +107,9 @@ def test_retry_when_servers_were_not_reached_then_it_is_free_and_otherwise_count
     assert not may_retry([lost], max_retries=0, num_servers=3)
     assert may_retry([unreached, lost], max_retries=1, num_servers=3)
     assert not may_retry([lost, lost], max_retries=1, num_servers=3)
+    refused = Tried("a", Outcome.REFUSED, "full")
+    assert may_retry([lost, refused, refused], max_retries=1, num_servers=3, is_refusal_free=True)
+    assert not may_retry([lost, refused], max_retries=1, num_servers=3)
 
 
 def test_retry_after_when_the_queue_moves_then_its_length_over_its_speed():

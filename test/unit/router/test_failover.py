@@ -370,6 +370,18 @@ def test_request_when_a_server_answers_503_then_another_is_asked():
     asyncio.run(scenario())
 
 
+def test_request_when_all_servers_but_one_are_full_then_that_one_answers():
+    async def scenario():
+        servers = [FakeServer(name) for name in "abc"]
+        async with running(servers, max_retries=0) as rig:
+            for server, status in zip(servers, (503, 429), strict=False):
+                server.status = status
+            assert outcomes([await rig.ask(text="hi") for _ in range(3)]) == ["c"] * 3
+            rig.assert_idle()
+
+    asyncio.run(scenario())
+
+
 def test_request_when_every_server_answers_503_then_the_last_answer_is_passed_on_with_retry_after():
     async def scenario():
         async with running([FakeServer("a"), FakeServer("b")]) as rig:

@@ -241,6 +241,16 @@ def test_told_when_the_ranks_of_a_server_are_one_target_then_their_loads_are_add
     assert made._dispatcher.states({0})[0].num_requests == 4
 
 
+def test_reported_when_the_ranks_of_a_server_are_one_target_then_the_load_of_each_counts():
+    made = fleet(told(2, places_itself=True))
+    (server,) = made.servers
+    for asked_s, loads in ((99.0, (1, 2)), (100.0, (3, 4))):
+        # The first rank's is the newer one.
+        taken = [LoadReport(taken_s=asked_s - 0.1 * rank, num_running=load) for rank, load in enumerate(loads)]
+        made.reported(server, dict(enumerate(taken)), asked_s)
+        assert made._dispatcher.states({0})[0].num_requests == sum(loads)
+
+
 def test_told_when_a_rank_waits_for_reads_then_it_counts_until_it_says_otherwise_and_published_loads_do_not_say():
     made = fleet(told(2, places_itself=True), told())
     server = made.servers[0]

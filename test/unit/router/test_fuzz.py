@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+from urllib.parse import unquote
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from yarl import URL
 
 from banyan.router import prompt
 from banyan.router.blocks import MAX_MEDIA, RankBlocks
+from banyan.router.call import target_of
 from banyan.router.events import BlockRemoved, BlockStored, EventFeed, read_batch, read_number
 from banyan.router.load_feed import read_load
 from banyan.router.paths import BY_PATH
@@ -119,6 +122,17 @@ def test_feed_when_a_rank_tells_anything_then_it_keeps_no_more_than_it_may(event
         feed.first_missing(seq, batch)
         feed.apply(seq, batch)
     assert len(feed.blocks) <= 16 and len(feed.blocks._bits) <= MAX_MEDIA
+
+
+LINE = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E)) | st.text(st.sampled_from("/.#?%;\\@:25fF"))
+
+
+@given(LINE)
+def test_target_when_it_is_anything_then_a_server_reads_the_path_in_it_that_the_router_does(rest):
+    path, _, query = f"/{rest}".partition("?")
+    target = target_of({"raw_path": path.encode(), "query_string": query.encode()})
+    sent, _, with_query = URL(f"http://a:1{target}", encoded=True).raw_path_qs.partition("?")
+    assert unquote(sent) == unquote(path) and unquote(with_query) == unquote(query)
 
 
 @given(st.binary(max_size=12))

@@ -134,10 +134,16 @@ def test_servers_when_somebody_else_would_change_them_then_they_are_not_asked(pa
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/%66lush_cache", "/%2566lush_cache", "/x/../flush_cache", "/./flush_cache", "//flush_cache", "/a%2Fb?c=%2f"],
+OTHERWISE = (
+    *("/%66lush_cache", "/%2566lush_cache", "/x/../flush_cache", "/./flush_cache", "//flush_cache", "/a%2Fb?c=%2f"),
+    *("/flush_cache#", "/flush_cache#a?b", "/flush_cache%23", "/flush_cache%3Fa", "/flush_cache;a", "/flush_cache/"),
+    *("/FLUSH_CACHE", "\\flush_cache", "/x\\..\\flush_cache", "/x?a#b?c", "/flush_cache%0A", "/flush_cach%C3%A9"),
+    *("http://a/flush_cache", "a@b/flush_cache", "*", "?/flush_cache"),
 )
+"""Ways to write a path that only this machine may ask for, or one that is nearly it."""
+
+
+@pytest.mark.parametrize("path", OTHERWISE)
 def test_path_when_it_is_written_otherwise_then_the_router_and_the_servers_read_the_same(path):
     async def scenario():
         async with running([FakeServer("a")]) as rig:
@@ -147,10 +153,13 @@ def test_path_when_it_is_written_otherwise_then_the_router_and_the_servers_read_
             head = await reader.readuntil(b"\r\n\r\n")
             body = await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split()[0]))
             writer.close()
-            if path == "/%66lush_cache":
+            if path in ("/%66lush_cache", "/flush_cache%0A"):
                 assert b" 403 " in head
+            elif path.startswith("/"):
+                assert json.loads(body)["raw"] == path.replace("#", "%23")
             else:
-                assert json.loads(body)["raw"] == path
+                assert b" 404 " in head or b" 307 " in head
+            assert rig.num_seen() == [int(b" 200 " in head)]
 
     asyncio.run(scenario())
 
@@ -185,6 +194,51 @@ def test_servers_when_one_that_is_down_hangs_then_it_is_waited_for_no_longer_tha
             b.awake.clear()
             await until(lambda: rig.state(1) is State.DOWN)
             assert (await rig.ask(path))[0] == (502 if path == "/abort_request" else 404)
+
+    asyncio.run(scenario())
+
+
+def test_servers_when_one_falls_silent_then_it_is_waited_for_only_where_it_is_to_be_changed():
+    async def scenario():
+        a, b = (FakeServer(name) for name in "ab")
+        async with running([a, b]) as rig:
+            goes_on = asyncio.Event()
+            b.says = {path: (200, "text/plain", goes_on) for path in ("/abort_request", "/flush_cache")}
+            abort, flush = (asyncio.create_task(rig.ask(path)) for path in b.says)
+            await until(lambda: len(b.seen) == 2)
+            b.awake.clear()
+            status, _, body = await abort
+            assert status == 502 and b"did not answer" in body and rig.state(1) is State.DOWN
+            goes_on.set()
+            assert (await flush)[0] == 200
+            rig.assert_idle()
+
+    asyncio.run(scenario())
+
+
+def test_request_to_all_servers_when_one_sends_it_elsewhere_then_that_is_the_answer():
+    async def scenario():
+        async with running([FakeServer("a")]) as rig:
+            (a,) = rig.servers
+            a.says["/flush_cache"], a.more_headers = (307, "text/plain", b""), {"location": "/elsewhere"}
+            async with rig.client.post(f"{rig.served.url}/flush_cache", allow_redirects=False) as response:
+                assert (response.status, response.headers["location"]) == (307, "/elsewhere")
+            assert rig.num_seen() == [1]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("path", [row.path for row in ROWS if row.empties])
+def test_caches_when_they_were_emptied_then_nothing_that_was_sent_is_expected_there(path):
+    async def scenario():
+        async with running([FakeServer(name) for name in "ab"]) as rig:
+            for _ in range(2):
+                await rig.ask(text="x" * 3000)
+            targets = rig.router.fleet.targets
+            assert all(len(target.sent) for target in targets)
+            rig.servers[1].says[path] = REFUSED
+            assert (await rig.ask(path))[0] == 503
+            assert not any(len(target.sent) for target in targets)
 
     asyncio.run(scenario())
 
@@ -225,6 +279,29 @@ def test_response_when_a_client_goes_on_from_it_then_that_is_where_it_was_made(s
                 await rig.ask("/v1/responses", input="and", stream=stream, previous_response_id=f"resp_{name}")
                 assert rig.num_seen()[number] == before[number] + 1
                 assert (await rig.get(f"/v1/responses/resp_{name}"))[0] == 200
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        ((429, "application/json", b"{}"), 429),
+        ((503, "application/json", b"{}"), 503),
+        ((200, "application/json", b"{", ConnectionResetError()), 502),
+    ],
+)
+def test_response_when_the_server_that_has_it_does_not_answer_then_none_is_asked_that_knows_nothing_of_it(said, status):
+    async def scenario():
+        async with running([FakeServer(name) for name in "abc"]) as rig:
+            for server in rig.servers:
+                server.says["/v1/responses"] = (200, "application/json", b'{"id": "resp_1"}')
+            await rig.ask("/v1/responses", input="hello")
+            (home,) = (server for server in rig.servers if server.seen)
+            for server in rig.servers:
+                server.says["/v1/responses"] = said if server is home else (404, "application/json", b"{}")
+            assert (await rig.ask("/v1/responses", input="and", previous_response_id="resp_1"))[0] == status
+            assert sorted(rig.num_seen()) == [0, 0, 3]
 
     asyncio.run(scenario())
 

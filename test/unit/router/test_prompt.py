@@ -9,7 +9,7 @@ import json
 import pytest
 
 from banyan.router.chats import MEDIUM_BYTES
-from banyan.router.paths import CHAT_COMPLETIONS, COMPLETIONS, GENERATE
+from banyan.router.paths import CHAT_COMPLETIONS, COMPLETIONS, GENERATE, MESSAGES
 from banyan.router.prompt import Request, pin, read
 from banyan.routing.sent import PIECE_BYTES, piece_ids
 
@@ -108,6 +108,26 @@ def test_namespace_when_a_lora_or_an_extra_key_is_named_then_events_do_not_tell(
     assert Request().is_salted_only
     assert not ask(GENERATE, text="x", cache_salt="s", extra_key="k").is_salted_only
     assert not ask(GENERATE, text="x", lora_path="adapter").is_salted_only
+
+
+@pytest.mark.parametrize(
+    ("path", "model", "names_adapter"),
+    [
+        (CHAT_COMPLETIONS, "m", False),
+        (CHAT_COMPLETIONS, "s3://m", False),
+        (CHAT_COMPLETIONS, "m:adapter", True),
+        (CHAT_COMPLETIONS, "s3://m:adapter", True),
+        (MESSAGES, "m:adapter", True),
+        (COMPLETIONS, "m:adapter", True),
+        (GENERATE, "m:adapter", False),
+        ("/api/chat", "m:8b", False),
+    ],
+)
+def test_namespace_when_the_model_names_an_adapter_then_events_do_not_tell(path, model, names_adapter):
+    said = {"model": model, "messages": [{"role": "user", "content": "x"}], "prompt": "x", "text": "x"}
+    asked = read(path, json.dumps(said).encode(), {}, models={"m", "s3://m"})
+    assert asked.text is not None and asked.is_salted_only is not names_adapter
+    assert model in asked.namespace or not names_adapter
 
 
 def test_session_when_named_then_as_the_engine_does():

@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from itertools import pairwise
 
+import msgspec
 import pytest
 import zmq.asyncio
 from test.unit.router.fake_server import Publisher
 
 from banyan.router.description import Source
-from banyan.router.events import BlockStored, EventFeed
+from banyan.router.events import BlockStored, EventBatch, EventFeed
+from banyan.router.load_feed import LoadStat, subscribe_to_load
 from banyan.router.subscription import HOLE_TRIES, subscribe
 
 NUM_BATCHES = 5_000
@@ -69,3 +73,68 @@ def test_replay_when_a_batch_is_always_dropped_then_what_comes_behind_it_is_know
     feed = told(HOLE_TRIES + 1)
     assert feed.num_holes == 1 and not feed.is_whole
     assert NUM_BATCHES // 2 - 1 not in feed.blocks and NUM_BATCHES - 1 in feed.blocks
+
+
+class Full:
+    """A context of ZeroMQ and its sockets: their messages are there already, so that nobody waits for one."""
+
+    def __init__(self, messages):
+        self.messages = {kind: deque(those) for kind, those in messages.items()}
+
+    def socket(self, kind):
+        self.kind = kind
+        return self
+
+    def __enter__(self):
+        self.coming = self.messages[self.kind]
+        return self
+
+    def __exit__(self, *why):
+        pass
+
+    def set(self, *option):
+        pass
+
+    subscribe = connect = set
+
+    async def send_multipart(self, parts):
+        pass
+
+    async def recv_multipart(self):
+        return self.coming.popleft() if self.coming else await asyncio.Event().wait()
+
+
+def batch(seq):
+    return seq.to_bytes(8, "big", signed=True), msgspec.msgpack.encode(EventBatch(1.0, [BlockStored([seq])]))
+
+
+NUM_QUEUED = 50
+QUEUED = {
+    "replay": {zmq.DEALER: [(b"", b"", *batch(seq)) for seq in range(NUM_QUEUED)], zmq.SUB: []},
+    "live": {zmq.SUB: [(b"", *batch(seq)) for seq in range(NUM_QUEUED)]},
+    "no events": {zmq.SUB: [(b"", b"", b"")] * NUM_QUEUED},
+    "loads": {zmq.SUB: [(b"", b"", msgspec.msgpack.encode(LoadStat(1, 2, 3, 4)))] * NUM_QUEUED},
+    "no loads": {zmq.SUB: [(b"", b"", b"")] * NUM_QUEUED},
+}
+
+
+@pytest.mark.parametrize("what", QUEUED)
+def test_messages_when_many_have_come_then_others_have_their_turn_between_each_two(what):
+    context, turns = Full(QUEUED[what]), [NUM_QUEUED]
+
+    async def main():
+        replay = "tcp://x" if what == "replay" else None
+        if what.endswith("loads"):
+            reading = subscribe_to_load(context, Source(0, "tcp://x", ""), lambda report: None, lambda: 1.0)
+        else:
+            reading = subscribe(context, Source(0, "tcp://x", "", replay), EventFeed(), lambda: None)
+        reader = asyncio.create_task(reading)
+        (messages,) = [those for those in context.messages.values() if those]
+        while messages:
+            await asyncio.sleep(0)
+            turns.append(len(messages))
+        reader.cancel()
+        await asyncio.gather(reader, return_exceptions=True)
+
+    asyncio.run(main())
+    assert all(before - now <= 1 for before, now in pairwise(turns))

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bodies that are large or deep: they are read beside the loop, or passed on unread."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+
+import pytest
+from test.unit.router.fake_server import BLOCK_TOKENS, FakeServer, running, until
+
+from banyan.router import asked_prompt, dropped_lines, prompt
+from banyan.router.asked_prompt import Asked
+from banyan.router.blocks import block_ids, pack
+from banyan.router.description import Description
+from banyan.router.events import BlockStored
+from banyan.router.fleet import Fleet, Server
+from banyan.router.health import Health
+from banyan.router.paths import BY_PATH, CHAT_COMPLETIONS, GENERATE, MESSAGES, RESPONSES
+from banyan.routing import POLICIES, Dispatcher
+
+DEEP = b'{"a":' * 3000 + b"1" + b"}" * 3000
+
+
+@pytest.mark.parametrize("body", [DEEP, b'{"text": "x", "y": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"])
+def test_body_when_it_is_too_deep_to_read_then_it_is_the_servers_to_refuse_and_the_connection_goes_on(body):
+    async def scenario():
+        async with running([FakeServer("a")]) as rig:
+            rig.servers[0].status = 400
+            for _ in range(2):
+                async with rig.client.post(f"{rig.served.url}/v1/chat/completions", data=body) as response:
+                    assert response.status == 400 and "says 400" in await response.text()
+            assert rig.servers[0].seen[0][0] == body
+
+    asyncio.run(scenario())
+
+
+IMAGE = {"type": "image", "source": "DEEP"}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (MESSAGES, {"messages": [{"content": [IMAGE]}]}),
+        (MESSAGES, {"messages": [{"content": [{"type": "tool_result", "content": [IMAGE]}]}]}),
+        (RESPONSES, {"input": [{"content": [{"type": "input_image", "image_url": "DEEP"}]}]}),
+        (MESSAGES, {"messages": [{"content": "hi"}], "metadata": "DEEP"}),
+    ],
+)
+def test_body_when_it_is_only_just_not_too_deep_to_be_read_then_it_is_the_servers_to_refuse(path, fields):
+    async def scenario():
+        async with running([FakeServer("a", events=True, banyan=True)]) as rig:
+            rig.servers[0].status = 400
+            for depth in range(850, 1010):
+                deep = '{"a":' * depth + "1" + "}" * depth
+                body = json.dumps(fields).replace('"DEEP"', deep)
+                async with rig.client.post(rig.served.url + path, data=body) as response:
+                    assert response.status < 500, depth
+
+    asyncio.run(scenario())
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"a": [{"b": [{"c": {}}]}] * 20}}}
+AGENTS = {
+    "text": {"text": "[{" * 200_000},
+    "escaped": {"text": '"[{\\' * 100_000},
+    "turns": {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}] * 1000, "tools": [TOOL] * 100},
+}
+
+
+@pytest.mark.parametrize("body", AGENTS.values(), ids=AGENTS)
+def test_body_when_its_text_or_its_turns_have_many_brackets_then_it_is_read(body):
+    path = CHAT_COMPLETIONS if "messages" in body else GENERATE
+    read = prompt.read(path, json.dumps(body).encode(), {})
+    assert read.text is not None and len(read.text) > 50_000 and read.tokenize is not None
+
+
+MUCH = {
+    "lists": b'{"text": "hi", "more": [' + b"[[]]," * 100_000 + b"1]}",
+    "behind strings": b'{"text": "hi", "\\"": "\\\\", "more": [' + b'["",{}],' * 70_000 + b"1]}",
+    "strings": b'{"text": "hi", "more": [' + b'"",' * 600_000 + b"1]}",
+}
+
+
+@pytest.mark.parametrize("body", MUCH.values(), ids=MUCH)
+def test_body_when_all_would_wait_while_it_is_read_then_it_is_passed_on_unread(body, monkeypatch):
+    json.loads(body)
+    monkeypatch.setattr(prompt, "json_of", lambda body: pytest.fail("it was read"))
+    monkeypatch.setattr(dropped_lines, "decoded", lambda *args: pytest.fail("it was read"))
+    assert not prompt.read(GENERATE, body, {}).is_read
+    assert dropped_lines.DroppedLines(re.compile("hi")).without(BY_PATH[CHAT_COMPLETIONS], body) is body
+
+    async def scenario():
+        async with running([FakeServer("a")]) as rig:
+            async with rig.client.post(f"{rig.served.url}/generate", data=body) as response:
+                assert response.status == 200
+            assert rig.servers[0].seen[0][0] == body
+
+    asyncio.run(scenario())
+
+
+def test_body_when_its_client_goes_before_its_turn_to_be_read_then_nothing_of_it_is_kept(monkeypatch):
+    goes_on, read_of = threading.Event(), prompt.read
+
+    def wait(*args):
+        goes_on.wait()
+        return read_of(*args)
+
+    async def scenario():
+        monkeypatch.setattr(prompt, "read", wait)
+        async with running([FakeServer("a")]) as rig:
+            router = rig.router
+            try:
+                for _ in range(3):
+                    asked = asyncio.create_task(rig.ask(text="x" * (1 << 20)))
+                    await until(lambda: router._bodies.num_bytes > 1 << 20)
+                    await asyncio.sleep(0.05)
+                    asked.cancel()
+                    await until(lambda: router._bodies.num_bytes == 0)
+                    # One is being read, which cannot be ended.
+                    await until(lambda: not router._reader._work_queue.qsize())
+            finally:
+                goes_on.set()
+            assert (await rig.ask(text="x" * (1 << 20)))[0] == 200
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("events", [True, False])
+def test_body_when_it_has_been_read_then_the_question_for_its_tokens_is_not_kept(events):
+    async def scenario():
+        async with running([FakeServer("a", events=events)], max_in_flight=1, max_waiting=1) as rig:
+            kept = []
+            forward = rig.router.forwarder.forward
+            rig.router.forwarder.forward = lambda call, asked: kept.append(asked) or forward(call, asked)
+            rig.servers[0].gate.clear()
+            # The last is refused.
+            going = [asyncio.create_task(rig.ask(text="hi"))]
+            await until(lambda: rig.servers[0].num_running)
+            going.append(asyncio.create_task(rig.ask(text="hi")))
+            await until(lambda: rig.router.forwarder.admission.num_waiting)
+            assert (await rig.ask(text="hi"))[0] == 429
+            rig.servers[0].gate.set()
+            await asyncio.gather(*going)
+        assert [asked.request.tokenize for asked in kept] == [None] * 3
+        assert [asked.request.text for asked in kept] == [b"hi"] * 3
+
+    asyncio.run(scenario())
+
+
+def test_body_when_it_is_large_then_it_is_read_beside_the_loop_and_when_it_is_larger_it_is_not(monkeypatch):
+    body = json.dumps({"input_ids": [7] * 1000, "session_id": "s"}).encode()
+    read = prompt.read(GENERATE, body, {})
+    assert len(read.token_ids) == 1000 and read.session == "s"
+    monkeypatch.setattr(prompt, "MOST_READ_BYTES", 1000)
+    unread = prompt.read(GENERATE, body, {prompt.ROUTING_KEY_HEADER: "r"})
+    assert unread.token_ids is None and unread.session == "r" and not unread.may_pin
+
+    readers, read_of = [], prompt.read
+
+    def told(*args):
+        readers.append(threading.current_thread())
+        return read_of(*args)
+
+    async def scenario():
+        monkeypatch.setattr(prompt, "read", told)
+        async with running([FakeServer("a"), FakeServer("b")]) as rig:
+            for fields in ({"input_ids": [7] * 200_000}, {"text": "[" * 10_000}, {"input_ids": [7] * 10}):
+                assert (await rig.ask(**fields))[0] == 200
+        *beside, on = readers
+        assert all(thread.name.startswith("banyan-read-prompt") for thread in beside)
+        assert on is threading.current_thread()
+
+    asyncio.run(scenario())
+
+
+def test_prompt_when_it_is_long_and_held_then_its_blocks_are_hashed_beside_the_loop(monkeypatch):
+    threads = []
+
+    def told(*args):
+        for block_id in block_ids(*args):
+            threads.append(threading.current_thread().name)
+            yield block_id
+
+    async def scenario():
+        monkeypatch.setattr(asked_prompt, "block_ids", told)
+        server, tokens = FakeServer("a", events=True), [7] * 200_000
+        async with running([server]) as rig:
+            await server.publishers[0].send(BlockStored(list(block_ids(pack(tokens), BLOCK_TOKENS))))
+            await until(lambda: len(rig.router.fleet.servers[0].feeds[0].blocks))
+            assert (await rig.ask(input_ids=tokens))[0] == 200
+            assert b"cached_tokens_total 199996.0" in (await rig.get("/metrics"))[1]
+
+    asyncio.run(scenario())
+    assert len(threads) == 49_999 and all(name.startswith("banyan-read-prompt") for name in threads)
+
+
+def test_prompt_when_it_is_of_all_that_is_read_then_it_does_not_push_others_out_of_what_was_sent():
+    made = Fleet([Server("http://a", Health(3))], Dispatcher(0, POLICIES["lmetric"]()), max_in_flight=9)
+    (server,) = made.servers
+    made.described(server, Description())
+    server.health.came_up()
+    other, longest = Asked(prompt.Request(text=b"x" * 3000)), Asked(prompt.Request(text=b"y" * prompt.MOST_READ_BYTES))
+    for asked in (other, longest):
+        made.take(asked)
+    assert made.cached_tokens(other) == [704]
