@@ -368,7 +368,10 @@ class PrefixCache(Generic[Request]):
         if batch is None:
             return self._finished_early.pop(index, index != LOST)
         copy = batch.copy
-        batch.has_landed = copy.finish() & self._are_good(batch) and not batch.is_lost
+        if copy.finish() and not batch.is_lost:
+            batch.has_landed = self._are_good(batch)
+        else:
+            self._look_at_ended(batch)
         if batch.has_landed:
             self._counters.fetched_pages += sum(item.held[0].num_leased for item in batch.queued)
         for fetch in batch.fetches:
@@ -401,6 +404,11 @@ class PrefixCache(Generic[Request]):
     def _are_good(self, batch: _Batch) -> bool:
         """Whether all that came from the store has been verified."""
         return all([kind.supply.are_good(held.in_flight_reads) for kind, held in self._held_of(batch)])
+
+    def _look_at_ended(self, batch: _Batch) -> None:
+        """What is known to have failed of the reads of a batch that has failed itself: nobody waits for the others."""
+        for kind, held in self._held_of(batch):
+            kind.supply.look_at_ended(held.in_flight_reads)
 
     def _held_of(self, batch: _Batch) -> Iterator[tuple[KindPages, Held]]:
         for item in batch.queued:

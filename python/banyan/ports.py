@@ -8,7 +8,7 @@ GPUs. Everything here is called on the scheduler thread; only a ``Copy`` is work
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from banyan import _native
 from banyan.core import Fetch, Outcome, Refusal, SourceKind
@@ -131,7 +131,7 @@ class StoreFound(Protocol):
     @property
     def num_pages(self) -> int: ...
 
-    def after(self, num_pages: int, /) -> StoreFound:
+    def after(self, num_pages: int, /) -> Self:
         """What was found behind the first ``num_pages``; of fewer, nothing."""
 
 

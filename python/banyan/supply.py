@@ -168,6 +168,10 @@ class Supply:
         return self._peers.start_copy(loads, [(item.read, item.positions, item.frames) for item in in_flight_reads])
 
     def are_good(self, in_flight_reads: Sequence[InFlightRead]) -> bool:
-        """Whether every page was verified. Each is looked at: a page that failed may have been copied as if it were
-        good."""
+        """Whether every page was verified; waits for the reads. Each is looked at: a page that failed may have been
+        copied as if it were good."""
         return all([self.prefetch.is_good(item) for item in in_flight_reads if self.prefetch is not None])
+
+    def look_at_ended(self, in_flight_reads: Sequence[InFlightRead]) -> None:
+        """From now on nobody counts on the pages that failed of reads that are over, or late."""
+        self.are_good([item for item in in_flight_reads if item.read.has_ended or item.read.is_late])

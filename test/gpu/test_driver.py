@@ -10,6 +10,7 @@ import torch
 
 from banyan import _native
 from banyan.transport.cuda_ipc.copy_stream import open_copy_streams
+from banyan_lab.bench.gpu import copy_batch
 
 
 def until(condition, seconds=5.0):
@@ -118,6 +119,6 @@ def test_batch_when_copied_then_every_piece_is_in_place(driver):
     targets = [torch.zeros(64, dtype=torch.uint8, pin_memory=True) for _ in range(5)]
     torch.cuda.synchronize()
     stream = driver.create_stream()
-    driver.copy_batch([t.data_ptr() for t in targets], [s.data_ptr() for s in sources], [64] * 5, stream=stream)
+    copy_batch(driver, [t.data_ptr() for t in targets], [s.data_ptr() for s in sources], [64] * 5, stream=stream)
     torch.cuda.synchronize()
     assert [int(target[0]) for target in targets] == list(range(5))

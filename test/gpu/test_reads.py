@@ -57,7 +57,7 @@ class Rig:
 
     def poll(self):
         deadline = time.monotonic() + 10
-        while self.rank.source.num_under_way or self.rank.io.num_under_way:
+        while self.rank.source.num_under_way or self.rank.io._passed:
             assert time.monotonic() < deadline
             self.rank.source.poll()
             self.rank.io.poll()

@@ -146,7 +146,8 @@ class Wire:
         self._rng, self._fault = rng, fault
 
     def _said(self, message: Any) -> Any:
-        return self._lender.lending.answer(read_by_page_server(encode(message)), port=1)
+        heard, lending = read_by_page_server(encode(message)), self._lender.lending
+        return (lending.borrow if isinstance(heard, Borrow) else lending.answer)(heard, port=1)
 
     def ask(self, asked: Sequence[str]) -> int:
         answer = read_by_borrower(encode(self._said(Ask(1, NAMESPACE, pack_keys(asked)))))
@@ -237,7 +238,7 @@ def nothing_is_left(borrower: Node, lender: Lender) -> None:
 
 def test_frames_when_all_remote_leases_have_ended_then_their_owner_has_them_back() -> None:
     lender = Lender()
-    lent = lender.lending.answer(Borrow(1, NAMESPACE, pack_keys(keys(1, 2))), port=1)
+    lent = lender.lending.borrow(Borrow(1, NAMESPACE, pack_keys(keys(1, 2))), port=1)
     assert isinstance(lent, RemoteLease)
     lender.node.residency.reset()
     assert lender.node.frame_table.num_quarantined == 2

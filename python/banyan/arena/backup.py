@@ -178,6 +178,7 @@ class Backup:
         self._enqueue(_Queued(keys[len(frames) : found.num_pages], [*behind, *moved]))
         lease = self._peers.lease(found, moved) if frames else None
         if lease is None:
+            self._counters.backups_dropped_pages += len(moved)
             self._residency.abandon(frames)
             return None
         return lease, _Sent(moved, frames)

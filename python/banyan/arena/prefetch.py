@@ -24,7 +24,8 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import groupby, takewhile
+from operator import itemgetter
 
 from banyan.arena.page_source import Worth
 from banyan.arena.read_rate import ReadRate
@@ -62,9 +63,12 @@ class _Reading:
     lost: frozenset[int] | None = None
     """Positions of the pages that failed; None until somebody has asked behind the last layer."""
 
-    def has_lost(self, position: int) -> bool:
-        """Whether this page is known not to come."""
-        return self.read.is_late if self.lost is None else position in self.lost
+    def num_coming(self, positions: Sequence[int]) -> int:
+        """The first of these pages that are not known to have failed."""
+        lost = self.lost
+        if lost is None:
+            return 0 if self.read.is_late else len(positions)
+        return next((place for place, position in enumerate(positions) if position in lost), len(positions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +218,10 @@ class Prefetch:
         """How fast they have been coming from the store; 0 where that is not known."""
         return self._rate.pages_per_s
 
+    def num_in_arena(self, keys: Sequence[str]) -> int:
+        """Leading pages of ``keys`` that lie in the node's arena now."""
+        return self._peers.lookup(keys, self._arena_slots).num_pages
+
     def num_arriving(self, keys: Sequence[str]) -> int:
         """Leading pages of ``keys`` that are on their way and not known to have failed."""
         return sum(run.num_pages for run in self.arriving(keys))
@@ -221,11 +229,15 @@ class Prefetch:
     def arriving(self, keys: Sequence[str]) -> list[Run]:
         """They, and where from."""
         runs: list[Run] = []
-        for key in keys:
-            place = self._place_of.get(key)
-            if place is None or place[0].has_lost(place[1]):
+        places = map(self._place_of.__getitem__, takewhile(self._place_of.__contains__, keys))
+        # Each read is looked at once: its pages may be thousands, and this is asked at every scheduling pass.
+        for reading, pages in groupby(places, key=itemgetter(0)):
+            positions = [position for _, position in pages]
+            num_coming = reading.num_coming(positions)
+            if num_coming:
+                runs.append(Run(reading.kind, num_coming, reading.origin))
+            if num_coming < len(positions):
                 break
-            runs.append(Run(place[0].kind, 1, place[0].origin))
         return joined(runs)
 
     def attach(self, keys: Sequence[str], frames: Frames) -> list[InFlightRead] | None:
@@ -290,7 +302,7 @@ class Prefetch:
         self._forget(reading)
         keys, frames = reading.keys, reading.frames
         # Another rank may have read the same pages meanwhile: one copy is enough for the node.
-        num_twice = self._peers.lookup(keys, self._arena_slots).num_pages
+        num_twice = self.num_in_arena(keys)
         good = [position for position in range(num_twice, len(keys)) if position not in lost]
         kept = {frames[position] for position in good}
         self._residency.abandon([frame for frame in frames if frame not in kept])

@@ -92,7 +92,16 @@ class RemoteTier(Source, Generic[Found]):
     def _end(self, number: int, wanted: Wanted, found: Found | None) -> None:
         if found is not None:
             self._counters.question_hits += 1
-            self._bring(wanted.missing, wanted.worth, found, wanted.behind)
+            self._bring_rest(wanted, found)
+
+    def _bring_rest(self, wanted: Wanted, found: Found | None) -> Wanted:
+        """Bring what was found behind the pages that have come since the question; what is wanted behind them. To read
+        those again would evict others for nothing."""
+        num_come = self._prefetch.num_in_arena(wanted.missing)
+        rest = wanted.after(wanted.num_held + num_come)
+        if found is not None:
+            self._bring(rest.missing, rest.worth, found.after(num_come), rest.behind)
+        return rest
 
     def forget(self) -> None:
         """What is answered from now on was asked before."""

@@ -15,7 +15,8 @@ States of a frame: without memory --grow--> free --claim--> filling --publish-->
 quarantine while peers read it; filling --abandon--> free. Hold and unhold count users of a filling or resident frame; a
 held one stays, and after a reset becomes free when it is let go.
 
-Eviction is a clock: a page that was leased since the hand last passed gets another round. One thread.
+Eviction is a clock: a page that was leased since the hand last passed gets another round, as far as one claim goes
+(``MOST_PASSED``). One thread.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ MOST_KEPT = 0.5
 
 MOST_EXAMINED = 4096
 """Frames at a time."""
+
+MOST_PASSED = 1 << 14
+"""One claim that has given so many pages another round takes the next one, marked or not: the scheduler waits."""
 
 Queue = OrderedDict[int, None]
 """Frames, the next to be examined first."""
@@ -78,6 +82,7 @@ class Residency:
         self._frame_of: dict[str, int] = {}
         self._holds: Counter[int] = Counter()
         self._leaving: set[int] = set()
+        self._num_passed = 0  # by the present claim, for their marks
         self.num_frames = num_frames
         self.num_evicted = 0
 
@@ -215,9 +220,13 @@ class Residency:
     def _evict(self, num_frames: int) -> None:
         victims: list[int] = []
         gone: list[str] = []
+        self._num_passed = 0
         self._choose(num_frames, victims, gone, self._queue)
         if len(victims) < num_frames and len(self._kept) > MOST_KEPT * self.num_frames:
             self._choose(num_frames, victims, gone, self._aside)
+        if self._num_passed >= MOST_PASSED:
+            # Their marks are not those of the pages that come into these frames.
+            self._frame_table.take_touched(array("q", victims))
         self.num_evicted += len(victims)
         for watch in self._watches:
             watch.evicted(gone)
@@ -250,7 +259,10 @@ class Residency:
         self, candidates: Sequence[int], num_frames: int, victims: list[int], gone: list[str], queue: Queue
     ) -> list[int]:
         """Those of the candidates that are examined last from now on, or are set aside."""
-        touched = set(frame_ids(self._frame_table.take_touched(array("q", candidates))))
+        touched: set[int] = set()
+        if self._num_passed < MOST_PASSED:
+            touched.update(frame_ids(self._frame_table.take_touched(array("q", candidates))))
+            self._num_passed += len(touched)
         passed: list[int] = []
         for frame in candidates:
             if queue is self._queue and self._key_of[frame] in self._kept:

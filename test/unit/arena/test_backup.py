@@ -170,6 +170,23 @@ def test_offer_when_pages_have_left_the_pool_before_their_turn_then_dropped_and_
     assert owner.counters.backed_up_pages == 2 and owner.counters.backups_dropped_pages == 1
 
 
+def test_offer_when_pages_leave_the_pool_between_lookup_and_lease_then_dropped_and_counted(
+    hosts: list[Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Leaving:
+        lookup = hosts[0].view.lookup
+
+        def lease(self, found: object, keys: list[str]) -> None:
+            return None
+
+    owner = hosts[0]
+    owner.rank.frame_table.publish(frames(3, 4), keys(1, 2))
+    owner.backup.offer(keys(1, 2))
+    monkeypatch.setattr(owner.backup, "_peers", Leaving())
+    assert not owner.wait_landed()
+    assert owner.counters.backups_dropped_pages == 2 and owner.residency.num_filling == 0
+
+
 def test_offer_when_too_many_wait_for_their_turn_then_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backup, "MAX_QUEUED_PAGES", 1)
     owner = Host(RankTable.create(2 * LAYOUT.num_ranks), 0, max_pages=2)

@@ -15,6 +15,7 @@ from test.unit.cache_rig import make_cache, request
 from test.unit.directory.rig import NAMESPACE, frames, keys
 
 from banyan._native import Feed, Found, RankTable, Read, Store
+from banyan.arena import prefetch as prefetch_module
 from banyan.arena.owners import Owners
 from banyan.arena.page_source import Wanted
 from banyan.arena.prefetch import Prefetch
@@ -311,6 +312,34 @@ def test_finish_when_the_drive_hangs_then_the_batch_fails_and_the_frames_wait_fo
     assert host.counters.read_failed_pages == 2 and host.residency.num_resident == 0
 
 
+class FakeRead:
+    """A read under way that counts how often it is asked whether it is late. It ends when it is told to."""
+
+    has_ended = False
+    num_asked = 0
+
+    @property
+    def is_late(self) -> bool:
+        self.num_asked += 1
+        return False
+
+    def failed_pages(self) -> list[int]:
+        assert self.has_ended, "it is waited for"
+        return [0]
+
+
+def test_arriving_when_one_read_brings_thousands_of_pages_then_it_is_asked_once_and_makes_one_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names, read, runs = keys(*range(4096)), FakeRead(), []
+    host = Host(RankTable.create(4), 0, num_frames=4096)
+    prefetch = make_prefetch(host, None, max_pages=4096)
+    prefetch.start_pull(names, whole, NodeFound("there", 0, names), lambda *_: read, "there")
+    monkeypatch.setattr(prefetch_module, "Run", lambda *run: runs.append(Run(*run)) or runs[-1])
+    assert prefetch.arriving([*names, *keys(4096)]) == [Run(SourceKind.REMOTE, 4096, "there")]
+    assert (len(runs), read.num_asked) == (1, 1)
+
+
 def test_finish_when_all_layers_are_through_then_the_end_of_the_read_is_not_waited_for(host: StoreHost) -> None:
     """Another writer has taken a page away: what he has announced since is looked at first."""
     feeds: list[Feed] = []
@@ -330,6 +359,21 @@ def test_finish_when_all_layers_are_through_then_the_end_of_the_read_is_not_wait
     feeds[0].end()
     host.until(lambda: host.residency.num_filling == 0)
     assert host.residency.num_resident == 1
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_finish_when_the_batch_was_given_up_then_no_read_is_waited_for_and_of_ended_ones_the_failures_are_known(
+    host: StoreHost, has_ended: bool
+) -> None:
+    host.save([3], keys(1))
+    read = FakeRead()
+    host.prefetch.start_pull(keys(2), whole, NodeFound("there", 0, keys(2)), lambda *_: read, "there")
+    assert host.cache.prepare(request("r"), keys(1, 2)).num_pages == 2
+    assert host.cache.admit("r", keys(1, 2), frames(9, 1)) is not None
+    assert host.cache.give_up() == 1
+    read.has_ended = has_ended
+    assert not host.cache.finish(host.cache.start())
+    assert host.prefetch.num_arriving(keys(2)) == (0 if has_ended else 1)
 
 
 class LaggingPeers:
@@ -369,8 +413,8 @@ def test_finish_when_the_copy_goes_on_then_what_it_follows_is_let_go_when_it_has
     assert host.residency.num_filling == 2 and host.residency.num_resident == 0
     lagging.copies[0].has_ended = True
     host.cache.poll()
-    host.prefetch.poll()
-    assert host.residency.num_filling == 0 and host.residency.num_resident == 2
+    host.until(lambda: host.residency.num_filling == 0)
+    assert host.residency.num_resident == 2
 
 
 def test_cancel_when_a_fetch_follows_a_read_then_the_read_still_lands(host: StoreHost) -> None:

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -23,14 +24,26 @@ class FakeNodes:
         return over
 
 
+@dataclass(frozen=True)
+class FakeFound:
+    num_pages: int
+
+    def after(self, num_pages):
+        return FakeFound(max(0, self.num_pages - num_pages))
+
+
 class FakePrefetch:
     num_coming = 0
+    num_come = 0
 
     def __init__(self):
         self.pulls = []
 
     def num_arriving(self, keys):
         return min(self.num_coming, len(keys))
+
+    def num_in_arena(self, keys):
+        return min(self.num_come, len(keys))
 
     def bring(self, keys, worth, found, behind):
         self.pulls.append((list(keys), found))
@@ -50,7 +63,7 @@ def rank():
 
 
 def test_answers_when_what_one_found_cannot_be_brought_then_the_others_are_all_the_same(rank):
-    found = SimpleNamespace(num_pages=1)
+    found = FakeFound(1)
     for request, key in (("r", "a"), ("s", "b")):
         rank.tier.ask(Wanted(request, [key], 0, None))
 
@@ -66,13 +79,20 @@ def test_answers_when_what_one_found_cannot_be_brought_then_the_others_are_all_t
 
 
 def test_request_when_a_node_has_pages_then_they_are_pulled_and_it_is_awaited_till_then(rank):
-    found = SimpleNamespace(num_pages=1)
+    found = FakeFound(1)
     rank.tier.ask(Wanted("r", ["a", "b"], 0, None))
     assert rank.tier.is_awaited("r") and not rank.tier.is_awaited("other")
     rank.nodes.over = [(1, found)]
     rank.tier.poll()
     assert not rank.tier.is_awaited("r") and rank.prefetch.pulls == [(["a", "b"], found)]
     assert (rank.counters.questions, rank.counters.question_hits) == (1, 1)
+
+
+def test_answer_when_pages_have_come_since_the_question_then_what_was_found_behind_them_is_brought(rank):
+    rank.tier.ask(Wanted("r", ["held", "a", "b", "c"], 1, None))
+    rank.prefetch.num_come, rank.nodes.over = 1, [(1, FakeFound(2))]
+    rank.tier.poll()
+    assert rank.prefetch.pulls == [(["b", "c"], FakeFound(1))]
 
 
 def test_request_when_pages_are_on_their_way_then_only_the_rest_is_asked_for(rank):
@@ -95,6 +115,6 @@ def test_request_when_nobody_listens_or_answers_then_it_is_not_held_back_for_lon
 def test_answer_when_it_comes_after_everything_was_forgotten_then_nothing_is_pulled(rank):
     rank.tier.ask(Wanted("r", ["a"], 0, None))
     rank.tier.forget()
-    rank.nodes.over = [(1, SimpleNamespace(num_pages=1))]
+    rank.nodes.over = [(1, FakeFound(1))]
     rank.tier.poll()
     assert rank.prefetch.pulls == [] and not rank.tier.is_awaited("r")

@@ -43,6 +43,14 @@ class FakeFrameTable:
         return array("q", sorted(asked)).tobytes()
 
 
+class LargeFrameTable(FakeFrameTable):
+    """Takes pages unseen: to compare each with all the others takes too long."""
+
+    def publish(self, frames: array, keys: list[str]) -> int:
+        self.key_of.update(zip(frames, keys, strict=True))
+        return len(frames)
+
+
 @pytest.fixture
 def frame_table() -> FakeFrameTable:
     return FakeFrameTable()
@@ -253,6 +261,18 @@ def test_claim_when_every_page_was_asked_for_again_then_their_marks_go_in_few_lo
     fill(residency, "one more")
     assert frame_table.num_looks <= 30 and not frame_table.touched
     assert residency.num_evicted == 1 and residency.num_resident == 3000
+
+
+def test_claim_when_more_pages_were_asked_for_than_it_passes_then_one_leaves_marked_and_the_held_ones_stay() -> None:
+    frame_table = LargeFrameTable()
+    residency = Residency(frame_table, 100_000)
+    frames = fill(residency, *(f"page {number}" for number in range(100_000)))
+    frame_table.touched = set(frames)
+    # The first in the queue are those that were published last.
+    residency.hold(frames[:-40_000:-1])
+    (frame,) = residency.claim(1)
+    assert frame_table.num_examined < 25_000
+    assert frame == frames[-40_000] and frame not in frame_table.touched, "who comes next was not asked for"
 
 
 def test_evict_when_half_is_kept_and_the_rest_is_held_then_fewer_frames_are_found(

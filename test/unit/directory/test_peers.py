@@ -69,6 +69,18 @@ def test_lookup_when_page_sizes_differ_then_never_shared(rank_table: RankTable, 
     assert other.lookup(keys(0)).num_pages == 0
 
 
+def test_lookup_when_page_sizes_differ_then_it_is_said_once_why_they_are_not_shared(
+    rank_table: RankTable, ranks: list[Rank], capfd: pytest.CaptureFixture[str]
+) -> None:
+    other = Rank(rank_table, 3, page_bytes=2 * PAGE_BYTES)
+    capfd.readouterr()
+    for _ in range(3):
+        assert ranks[0].peers.lookup(keys(1)).num_pages == 0
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "banyan" in line and "member slot 3" in line and "another shape" in line
+    del other
+
+
 def test_lease_when_the_page_was_retired_since_then_none(ranks: list[Rank]) -> None:
     owner, reader = ranks[:2]
     owner.frame_table.publish(frames(0, 1), keys(0, 1))

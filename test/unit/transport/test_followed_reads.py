@@ -136,7 +136,7 @@ def story(worlds, seed, layers_per_launch=1, tamper=lambda node: None, leave_whe
                     gpu.enqueue(HOST, lambda p=place, e=extent: put(reader, p, e, POISON))
     gpu.run()
     node.io.poll()
-    assert node.io.num_under_way == 0
+    assert not node.io._passed
     expected = {e: [owner.get(5, e), stored(4, e), stored(1, e)] for e in range(EXTENTS)}
     return seen == expected
 

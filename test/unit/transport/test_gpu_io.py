@@ -42,7 +42,7 @@ class Rig:
         for layer in range(NUM_LAYERS):
             self.io.wait(COPY, batch, layer)
             self.gpu.enqueue(COPY, lambda layer=layer: seen.append(int(self.bytes[layer * LAYER_BYTES])))
-        return self.io.finish(COPY, batch)
+        self.io.finish(COPY, batch)
 
     def run(self, seconds=5.0):
         """Let the device run; the ring's thread answers at its own pace."""
@@ -72,7 +72,7 @@ def test_copy_when_layers_come_then_each_is_read_behind_its_answer(first):
         rig.bytes[:] = 0
         seen, feed = [], rig.feed()
         batch = rig.follow(feed)
-        assert rig.enqueue_copy(batch, seen)
+        rig.enqueue_copy(batch, seen)
         for layer in range(NUM_LAYERS):
             rig.land(feed, layer)
             until(lambda seen=seen, layer=layer: rig.gpu.step() or len(seen) > layer)
@@ -82,7 +82,7 @@ def test_copy_when_layers_come_then_each_is_read_behind_its_answer(first):
         until(lambda batch=batch: batch.has_ended)
         assert not batch.has_failed
         rig.io.poll()
-        assert rig.io.num_under_way == 0
+        assert not rig.io._passed
 
 
 def test_layer_when_it_has_not_come_then_no_stream_gets_past_its_wait(rig):
@@ -118,12 +118,12 @@ def test_slot_when_the_device_is_not_past_it_then_it_is_not_given_back(rig):
     feeds[0].end()
     until(lambda: batch.has_ended)
     rig.io.poll()
-    assert rig.io.num_under_way == 1
+    assert len(rig.io._passed) == 1
     assert rig.follow(feeds[1]) is not None and rig.follow(feeds[2]) is None
     gate.append(True)
     rig.run()
     rig.io.poll()
-    assert rig.io.num_under_way == 0
+    assert not rig.io._passed
     assert rig.follow(feeds[2]).answer_offset == batch.answer_offset
     for feed in feeds:
         feed.end()

@@ -68,15 +68,13 @@ class Lending:
         exported = self._exported
         return exported is not None and exported.namespace == namespace
 
-    def answer(self, message: Ask | Borrow | Return | Probe, *, port: int) -> ToBorrower | None:
+    def answer(self, message: Ask | Return | Probe, *, port: int) -> ToBorrower | None:
         """What to say to who sent ``message``, if anything; the bytes of a remote lease come from ``port``."""
         if isinstance(message, Return):
             self.remote_leases.give_back(message.token)
             return None
         if isinstance(message, Probe):
             return self._probe(message, port)
-        if isinstance(message, Borrow):
-            return self.borrow(message, port=port)
         with self._lock:
             exported = self._exported_to(message)
             num_pages = 0 if exported is None else exported.num_pages(unpack_keys(message.keys))
@@ -86,7 +84,7 @@ class Lending:
         return Answer(message.number, min(num_pages, self.remote_leases.num_to_lend))
 
     def borrow(self, message: Borrow, *, port: int, num_reserved: int = 0) -> ToBorrower:
-        """As ``answer``; ``num_reserved`` pages of room were kept for it."""
+        """As ``answer``, for who borrows; ``num_reserved`` pages of room were kept for it."""
         with self._borrowing():
             answer = self._borrow(message, port, num_reserved)
         self.num_refused += isinstance(answer, Refused)

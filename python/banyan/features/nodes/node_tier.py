@@ -89,11 +89,10 @@ class NodeTier(RemoteTier[NodeFound]):
         if num_sent_for is None:
             super()._end(number, wanted, found)
             return
-        if found is not None:
-            self._bring(wanted.missing, wanted.worth, found, wanted.behind)
+        rest = self._bring_rest(wanted, found)
         num_brought = 0 if found is None else found.num_pages
         self._counters.remote_prefetches_failed += num_brought < num_sent_for
-        self._prefetch.start_reads(wanted.missing, wanted.worth, behind=wanted.behind)
+        self._prefetch.start_reads(rest.missing, rest.worth, behind=rest.behind)
 
     def forget(self) -> None:
         super().forget()

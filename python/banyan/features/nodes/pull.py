@@ -70,7 +70,7 @@ class Pull:
 
     def _carry(self, remote_lease: RemoteLease, host: str, carrier: TcpCarrier, is_wanted: Callable[[], bool]) -> Ended:
         target = _Target(memoryview(self.memory), self.offsets, self.block.layer_bytes)
-        ended = Ended.WHOLE
+        damaged: set[int] = set()
         try:
             sums = unpack_sums(remote_lease.sums, num_pages=len(self.keys), num_layers=len(target.layer_bytes))
             source, num_layers = Address(host, remote_lease.port), len(target.layer_bytes)
@@ -82,11 +82,13 @@ class Pull:
                     pairs = zip(self._sums(target, layer), sums[layer], strict=True)
                     wrong = [page for page, (seen, said) in enumerate(pairs) if seen != said]
                     self.feed.land(len(self.keys) * target.layer_bytes[layer], wrong)
-                    if wrong:
-                        ended = Ended.DAMAGED
+                    damaged.update(wrong)
+                    if len(damaged) == len(self.keys):
+                        # What would come behind it is good for nothing.
+                        break
         except (OSError, Foreign):
             return Ended.LOST if is_wanted() else Ended.GIVEN_UP
-        return ended
+        return Ended.DAMAGED if damaged else Ended.WHOLE
 
     def _sums(self, target: _Target, layer: int) -> list[int]:
         places = array("q", [offset + target.starts[layer] for offset in self.offsets])

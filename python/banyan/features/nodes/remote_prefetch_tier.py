@@ -7,19 +7,20 @@ they are not evicted. One thread calls; nothing waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from banyan.arena.page_source import Source
+from banyan.arena.page_source import Source, all_that_is_found
 from banyan.arena.prefetch import Prefetch
 from banyan.arena.residency import Residency
-from banyan.core import SourceKind
 from banyan.features.nodes.remote_prefetches import RemotePrefetch, RemotePrefetches
-from banyan.ports import Peers
 from banyan.telemetry import Counters
 
 NEWS_S = 0.3
 """What another server has just written may be announced a moment later."""
+
+LOOK_S = 0.05
+"""Until it is looked for again: a look costs the scheduler two lookups of all the pages."""
 
 MOST_READS = 3
 """For one remote prefetch: a page that fails is not read over and over."""
@@ -32,6 +33,8 @@ class _Begun:
     num_reads: int = 0
     seen_version: int | None = None
     """Of the reads under way, when it was last looked at; None while it waits for news."""
+    look_at_s: float = 0.0
+    """Not before: while it waits for news."""
 
 
 class RemotePrefetchTier(Source):
@@ -43,16 +46,12 @@ class RemotePrefetchTier(Source):
         *,
         prefetch: Prefetch,
         residency: Residency,
-        peers: Peers,
-        arena_slots: Sequence[int],
         counters: Counters,
         clock: Callable[[], float],
     ) -> None:
         self._remote_prefetches = remote_prefetches
         self._prefetch = prefetch
         self._residency = residency
-        self._peers = peers
-        self._arena_slots = list(arena_slots)
         self._counters = counters
         self._clock = clock
         self._begun: list[_Begun] = []
@@ -66,9 +65,9 @@ class RemotePrefetchTier(Source):
             self._counters.remote_prefetches += 1
             self._begun.append(_Begun(remote_prefetch, self._clock() + NEWS_S))
         for begun in list(self._begun):
-            if begun.seen_version == self._prefetch.version:
+            if begun.seen_version == self._prefetch.version or self._clock() < begun.look_at_s:
                 continue
-            num_here = self._peers.lookup(begun.remote_prefetch.keys, self._arena_slots).num_pages
+            num_here = self._prefetch.num_in_arena(begun.remote_prefetch.keys)
             if not self._goes_on(begun, num_here):
                 self._begun.remove(begun)
                 self._hold(begun.remote_prefetch, num_here)
@@ -92,11 +91,13 @@ class RemotePrefetchTier(Source):
             return True
         begun.seen_version = None
         if begun.num_reads < MOST_READS:
-            self._prefetch.start_reads(rest, _all_that_was_found, behind=here)
+            self._prefetch.start_reads(rest, all_that_is_found, behind=here)
             if self._prefetch.num_arriving(rest):
                 begun.num_reads += 1
                 return True
-        return begun.num_reads == 0 and self._clock() < begun.until_s
+        now_s = self._clock()
+        begun.look_at_s = now_s + LOOK_S
+        return begun.num_reads == 0 and now_s < begun.until_s
 
     def forget(self) -> None:
         """What is under way, or has been brought, is nobody's any more."""
@@ -106,8 +107,3 @@ class RemotePrefetchTier(Source):
         for frames in self._held.values():
             self._residency.unhold(frames)
         self._held.clear()
-
-
-def _all_that_was_found(num_missing: int, num_found: int, kind: SourceKind) -> int:
-    """Whoever asks has weighed it."""
-    return num_found

@@ -49,6 +49,10 @@ class KeptPages:
     num_pages: int
     until_s: float
 
+    @property
+    def keys(self) -> Sequence[str]:
+        return self.remote_prefetch.keys[: self.num_pages]
+
 
 class RemotePrefetches:
     """One page server's. ``remote_leases`` is what they have room in; ``wake`` makes the page server's thread ask
@@ -101,10 +105,13 @@ class RemotePrefetches:
         return said
 
     def take_brought(self, sender: bytes, first_key: str) -> KeptPages | None:
-        """What was brought for ``sender`` from that page on, which borrows it now: it has its room until ``borrowed``,
-        however long that takes."""
+        """What was brought for ``sender``, which borrows it now from that page on: what is before it, it may have got
+        meanwhile. It has its room until ``borrowed``, however long that takes."""
         with self._lock:
-            return self._brought.pop((sender, first_key), None)
+            for place, brought in self._brought.items():
+                if place[0] == sender and first_key in brought.keys:
+                    return self._brought.pop(place)
+            return None
 
     def borrowed(self, brought: KeptPages) -> None:
         """It has been borrowed, or could not."""

@@ -19,7 +19,6 @@ from banyan.arena.residency import Residency
 from banyan.arena.store_tier import StoreTier
 from banyan.config import Config
 from banyan.layout import BlockGeometry, MemberSlots
-from banyan.ports import Peers
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.kind_pools import RankPools, TakeApart, whole_pool
 from banyan.telemetry import Counters
@@ -48,8 +47,6 @@ class TierParts:
     memory: _native.SharedBytes
     prefetch: Prefetch
     residency: Residency
-    peers: Peers
-    arena_slots: Sequence[int]
     store: StoreTier | None
     counters: Counters
 

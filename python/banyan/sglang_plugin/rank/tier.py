@@ -210,8 +210,6 @@ class HostTier:
             memory=place.arena.memory,
             prefetch=self.prefetch,
             residency=self.residency,
-            peers=self._peers,
-            arena_slots=self._member_slots.arenas,
             store=self.store if asked is None else None,
             counters=self._counters,
         )

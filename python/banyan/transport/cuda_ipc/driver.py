@@ -131,13 +131,6 @@ class CudaDriver:
         """Behind everything enqueued on ``stream`` so far, write 32 bits. Host memory must be pinned."""
         self._call("cuMemsetD32Async", address, value, 1, stream)
 
-    def copy_batch(self, targets: list[int], sources: list[int], sizes: list[int], *, stream: int) -> None:
-        """Many copies in one call, each ordered by the stream. CUDA 12.8 or newer; not the default stream."""
-        attributes = self._cuda.CUmemcpyAttributes()
-        attributes.srcAccessOrder = self._cuda.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
-        to, from_ = ([self._cuda.CUdeviceptr(address) for address in side] for side in (targets, sources))
-        self._call("cuMemcpyBatchAsync", to, from_, sizes, len(sizes), [attributes], [0], 1, stream)
-
     # ---- words of mapped host memory that streams wait for, without a kernel ------------------------------------
 
     def wait_flag(self, stream: int, address: int, value: int) -> None:

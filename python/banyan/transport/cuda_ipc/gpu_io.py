@@ -8,7 +8,7 @@ Invariants
   1. A stream that waits for a layer waits for a word that will be written, whatever becomes of the I/O.
   2. A slot is given back when its batch has ended and an event behind its last wait is done: no stream looks at its
      words any more.
-  3. ``finish`` is False when any layer did not land. Its requests must not use what is in memory.
+  3. A batch that has ended says whether any layer did not land. Its requests must not use what is in memory then.
 
 States of a batch: enqueued -> ended, with the device still behind it -> given back. One thread.
 """
@@ -51,16 +51,11 @@ class GpuIo:
         """What is enqueued on ``stream`` from now on runs after ``layer`` was answered."""
         self._driver.wait_flag(stream, self._words + batch.answer_offset, batch.value(layer))
 
-    def finish(self, stream: int, batch: _native.RingBatch) -> bool:
-        """Nothing more is enqueued for the batch; ``stream`` is the one that waited. False when it has failed so far.
-
-        The answer is final once the batch has ended: a caller who has not waited for the device asks ``has_failed``
-        again before he hands results out.
-        """
+    def finish(self, stream: int, batch: _native.RingBatch) -> None:
+        """Nothing more is enqueued for the batch; ``stream`` is the one that waited."""
         event = self._events.take()
         self._driver.record_event(event, stream)
         self._passed.append(_Passed(batch, event))
-        return not batch.has_failed
 
     def poll(self) -> None:
         """Give the slots back that the device has passed. Called on every scheduling step; never waits."""
@@ -71,10 +66,6 @@ class GpuIo:
             else:
                 kept.append(passed)
         self._passed = kept
-
-    @property
-    def num_under_way(self) -> int:
-        return len(self._passed)
 
 
 class FollowedReads:

@@ -3,6 +3,7 @@
 
 use banyan_shm::error::ShmError;
 use banyan_shm::frame::{FrameId, Key};
+use banyan_shm::page_keys;
 use banyan_shm::rank_table::Namespace;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyOSError, PyValueError};
@@ -138,11 +139,7 @@ pub fn namespace_of(bytes: &[u8]) -> PyResult<Namespace> {
     let bytes: &[u8; 32] = bytes.try_into().map_err(|_| {
         PyValueError::new_err(format!("a namespace has 32 bytes, not {}", bytes.len()))
     })?;
-    let mut namespace = [0; 4];
-    for (word, chunk) in namespace.iter_mut().zip(bytes.chunks_exact(8)) {
-        *word = u64::from_le_bytes(chunk.try_into().unwrap_or_default());
-    }
-    Ok(namespace)
+    Ok(page_keys::key_of(bytes))
 }
 
 pub fn namespace_hex(namespace: &Namespace) -> String {

@@ -55,15 +55,15 @@ impl PyFeed {
     }
 
     #[allow(clippy::needless_pass_by_value)] // as Python gives it
-    fn land(&self, num_bytes: u64, failed: Vec<usize>) {
-        self.feed.land(num_bytes, &failed);
+    fn land(&self, py: Python<'_>, num_bytes: u64, failed: Vec<usize>) {
+        py.detach(|| self.feed.land(num_bytes, &failed));
     }
 
     fn be_late(&self) {
         self.feed.be_late();
     }
 
-    fn end(&self) {
-        self.feed.end();
+    fn end(&self, py: Python<'_>) {
+        py.detach(|| self.feed.end());
     }
 }

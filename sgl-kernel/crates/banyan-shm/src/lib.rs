@@ -64,7 +64,6 @@ pub mod progress;
 #[cfg(not(loom))]
 pub mod prompt;
 #[cfg(not(loom))]
-#[cfg(not(loom))]
 pub mod rank_table;
 #[cfg(not(loom))]
 pub mod word_watch;

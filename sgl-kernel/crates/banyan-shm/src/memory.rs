@@ -145,10 +145,9 @@ pub struct SharedMemory {
 impl SharedMemory {
     /// All bytes zero and backed by memory: what is missing shows here, not as SIGBUS at a store.
     pub fn create(num_bytes: usize, label: &str) -> Result<Self> {
-        let fd = anonymous_file(label)?;
-        resize(&fd, num_bytes, label)?;
-        seal(&fd, label)?;
-        Self::backed_by(fd, num_bytes, label)
+        let memory = Self::reserve(num_bytes, label)?;
+        back(&memory.fd, &memory.mapping, 0..num_bytes, label)?;
+        Ok(memory)
     }
 
     /// As `create`, but nothing is backed yet: `back` what is to be used before it is.

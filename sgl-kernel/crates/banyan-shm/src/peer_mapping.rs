@@ -80,14 +80,14 @@ impl PeerMapping {
     ) -> Result<Self> {
         let (mut peer_mapping, reading) = Self::open(slot, member)?;
         if !geometry.exchanges_with(&reading.geometry) {
-            return invalid!("slot {slot}: same namespace, but its pages have another shape");
+            return invalid!("same namespace, but its pages have another shape");
         }
         let capacity = reading.geometry.capacity(reading.pool_bytes)?;
-        let pool = Self::open_pool(slot, member, &reading, access)?
+        let pool = Self::open_pool(member, &reading, access)?
             .filter(|_| reading.layout.num_frames as u64 <= capacity);
         let Some(pool) = pool else {
             return invalid!(
-                "slot {slot}: its pool of {} bytes does not hold its frames",
+                "its pool of {} bytes does not hold its frames",
                 reading.pool_bytes
             );
         };
@@ -118,7 +118,7 @@ impl PeerMapping {
             || reading.epoch != member.epoch
             || reading.namespace != member.namespace
         {
-            return invalid!("slot {slot}: the frame table found is not the one announced");
+            return invalid!("the frame table found is not the one announced");
         }
         let peer_mapping = Self {
             slot,
@@ -133,17 +133,12 @@ impl PeerMapping {
         Ok((peer_mapping, reading))
     }
 
-    fn open_pool(
-        slot: usize,
-        member: &Member,
-        reading: &Reading,
-        access: Access,
-    ) -> Result<Option<PeerPool>> {
+    fn open_pool(member: &Member, reading: &Reading, access: Access) -> Result<Option<PeerPool>> {
         let file = member.identity.open_fd(reading.pool_fd, access)?;
         // The frame table was opened before: were its process gone meanwhile and the pid another's, the size would have
         // to match by chance.
         if !member.identity.is_alive() {
-            return invalid!("slot {slot}: process {} is gone", member.identity.pid());
+            return invalid!("process {} is gone", member.identity.pid());
         }
         PeerPool::open(&file, reading.pool_kind, reading.pool_bytes, access)
     }

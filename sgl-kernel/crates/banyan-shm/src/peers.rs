@@ -3,7 +3,7 @@
 //!
 //! Invariants
 //! * `peer_slots[slot]` was opened for the epoch it names, or could not be; a new epoch opens it again. A frame table that cannot be shared (other
-//!   namespace, other shape, gone) is passed over and never an error; where this process was short of descriptors or memory, it is tried again.
+//!   namespace, other shape, gone) is passed over, which is said once and never an error; where this process was short of descriptors or memory, it is tried again.
 //! * A dead rank's frame table is neither found nor leased; a lease that is held stays good, its memory is mapped.
 //! * Every lease on a frame was taken through exactly one `PeerMapping`, which counts.
 
@@ -20,6 +20,7 @@ use crate::peer_mapping::{PeerMapping, ReaderBit};
 use crate::pool::Pool;
 use crate::prompt::Prompt;
 use crate::rank_table::{Namespace, RankTable};
+use crate::seeded_rng::mixed;
 
 /// Until what this process was too short of something for is tried again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -329,7 +330,7 @@ impl Peers {
                 peer_mapping.version(),
             ]
             .iter()
-            .fold(digest, |digest, word| mix(digest ^ word))
+            .fold(digest, |digest, word| mixed(digest ^ word))
         }) >> 1
     }
 
@@ -392,21 +393,33 @@ impl Peers {
             let epoch = self.rank_table.epoch(slot);
             let is_due = peer_slot.again_at.is_some_and(|at| Instant::now() >= at);
             if epoch != peer_slot.epoch || is_due {
-                *peer_slot = self.opened(slot, epoch);
+                *peer_slot = self.opened(slot, epoch, epoch != peer_slot.epoch);
             }
         }
         view
     }
 
-    fn opened(&self, slot: usize, epoch: u64) -> PeerSlot {
+    fn opened(&self, slot: usize, epoch: u64, is_new: bool) -> PeerSlot {
         let opened = self.open(slot, epoch);
         let may_pass = opened.as_ref().is_err_and(ShmError::may_pass);
+        if let Err(reason) = &opened
+            && is_new
+            && self.is_there(slot, epoch)
+        {
+            crate::say!("banyan: the pages of member slot {slot} are not shared here: {reason}");
+        }
         PeerSlot {
             epoch,
             // Not to be shared, or gone: passed over until the slot changes hands.
             peer_mapping: opened.ok().flatten().map(Arc::new),
             again_at: may_pass.then(|| Instant::now() + PAUSE),
         }
+    }
+
+    /// Whether the rank of this epoch lives: who has just left is missed by nobody.
+    fn is_there(&self, slot: usize, epoch: u64) -> bool {
+        let member = self.rank_table.member(slot);
+        member.is_some_and(|member| member.epoch == epoch && member.identity.is_alive())
     }
 
     /// Opens exactly this epoch: one frame table opened twice would have two counts of the same pins.
@@ -455,12 +468,4 @@ impl Candidate {
             self.pages = self.peer_mapping.run(&keys[position..]);
         }
     }
-}
-
-/// One round of splitmix64.
-fn mix(word: u64) -> u64 {
-    let word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ (word >> 31)
 }

@@ -177,9 +177,10 @@ impl ReadJob {
 
     /// Everything that is left fails: the namespace has changed.
     pub fn fail_all(&mut self, reason: Reason) {
-        for page in 0..self.pages.len() {
-            self.fail(page, reason);
+        for page in &mut self.pages {
+            page.failed.get_or_insert(reason);
         }
+        self.ticket.fail_all(reason);
     }
 
     pub fn fail(&mut self, page: usize, reason: Reason) {

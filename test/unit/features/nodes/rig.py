@@ -201,8 +201,6 @@ class StoreNode(Node):
             self.page_server.take_remote_prefetches(),
             prefetch=self.prefetch,
             residency=self.residency,
-            peers=self.view,
-            arena_slots=ARENAS,
             counters=self.counters,
             clock=time.monotonic,
         )

@@ -45,6 +45,17 @@ def connect(one: Node, two: Node, **more) -> None:
     until(lambda: two.borrower.num_listening == 1)
 
 
+def test_answer_when_its_pages_have_come_meanwhile_then_nothing_is_read(nodes) -> None:
+    one, two = nodes
+    one.keep([1, 2, 3], LENT)
+    connect(one, two)
+    two.remote.ask(Wanted("r", keys(1, 2, 3), 0, whole))
+    two.keep([1, 2, 3], LENT)
+    two.wait_answered("r")
+    assert two.counters.question_hits == 1
+    assert (two.counters.pulls, two.residency.num_filling) == (0, 0)
+
+
 def test_prefix_when_another_node_holds_it_then_it_comes_from_there_with_the_same_bytes(nodes) -> None:
     one, two = nodes
     pages = one.keep([1, 2, 3], LENT)

@@ -11,15 +11,20 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from test.unit.arena.test_backup import Host
+from test.unit.arena.test_prefetch import make_prefetch
 from test.unit.cache_rig import request
 from test.unit.directory.rig import frames, keys
 from test.unit.features.nodes.rig import StoreNode, until
 from test.unit.features.nodes.test_remote_leases import FakeLease
 
+from banyan._native import RankTable
 from banyan.arena.prefetch import joined
 from banyan.core import Run, SourceKind
 from banyan.features.nodes import waits
+from banyan.features.nodes.pull import NodeFound
 from banyan.features.nodes.remote_leases import RemoteLeases
+from banyan.features.nodes.remote_prefetch_tier import NEWS_S, RemotePrefetchTier
 from banyan.features.nodes.remote_prefetches import BORROW_S, MAX_REMOTE_PREFETCHES, RemotePrefetch, RemotePrefetches
 from banyan.features.nodes.wire import Answer
 
@@ -178,6 +183,28 @@ def test_remote_prefetch_when_it_takes_all_that_may_be_lent_then_what_it_brought
     assert pair.d.page_server.lending.remote_leases.has_room(3)
 
 
+def test_remote_prefetch_when_all_has_come_here_meanwhile_then_nothing_is_read(made, tmp_path):
+    pair = made(tmp_path / "store")
+    pair.d.take_remote_prefetches()
+    pair.arrive(0)
+    pair.p.keep(PAGES, SOURCES)
+    pair.wait()
+    assert (pair.p.counters.pulls, pair.p.counters.reads, pair.p.residency.num_filling) == (0, 0, 0)
+    assert pair.p.counters.remote_prefetches_failed == 0, "the node has brought all of it"
+
+
+def test_remote_prefetch_when_its_beginning_has_come_here_meanwhile_then_the_rest_is_lent_out_of_its_room(
+    made, tmp_path
+):
+    pair = made(tmp_path / "store", max_pages=4)
+    pair.d.take_remote_prefetches()
+    pair.arrive(0)
+    pair.p.keep(PAGES[:2], SOURCES[:2])
+    pair.wait()
+    until(lambda: pair.p.poll() or pair.d.poll() or pair.p.residency.num_resident == 4)
+    assert (pair.p.counters.pull_pages, pair.p.counters.reads) == (2, 0)
+
+
 def test_prompt_when_it_is_looked_up_again_while_its_pages_are_on_their_way_then_they_are_not_asked_for_again(
     made, tmp_path
 ):
@@ -221,11 +248,11 @@ def test_pages_when_others_want_every_frame_before_they_are_borrowed_then_they_s
 
 
 class Line:
-    """Remote prefetches in a room of five pages, without a page server; ``now_s`` is the time."""
+    """Remote prefetches in a room of a few pages, without a page server; ``now_s`` is the time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_pages: int = 5) -> None:
         self.now_s = 0.0
-        self.remote_leases = RemoteLeases(max_pages=5, clock=lambda: self.now_s)
+        self.remote_leases = RemoteLeases(max_pages=max_pages, clock=lambda: self.now_s)
         self.remote_prefetches = RemotePrefetches(
             remote_leases=self.remote_leases, clock=lambda: self.now_s, wake=lambda: None
         )
@@ -263,6 +290,21 @@ def test_remote_prefetches_when_there_is_no_room_for_all_then_the_others_wait_in
     assert line.remote_prefetches.take() == [second, third]
 
 
+def test_remote_prefetch_when_only_its_end_is_borrowed_then_its_room_is_for_that_and_given_back():
+    line = Line(max_pages=10)
+    first = line.remote_prefetch(1, *range(10))
+    line.remote_prefetches.take()
+    line.remote_prefetches.over(first, 8)
+    assert line.remote_prefetches.take_brought(b"other", keys(2)[0]) is None
+    assert line.remote_prefetches.take_brought(b"p", keys(8)[0]) is None, "it was not brought"
+    brought = line.remote_prefetches.take_brought(b"p", keys(2)[0])
+    assert brought.num_pages == 8 and line.remote_leases.has_room(2)
+    line.remote_leases.lend(FakeLease(6), None)
+    line.remote_prefetches.borrowed(brought)
+    assert line.remote_prefetches.let_go() == [first]
+    assert line.remote_leases.has_room(4) and not line.remote_leases.has_room(5), "nothing is reserved any more"
+
+
 def test_remote_prefetch_when_it_brings_a_part_or_nobody_borrows_it_then_its_room_is_given_back():
     line = Line()
     first, second = line.remote_prefetch(1, 1, 2, 3, 4), line.remote_prefetch(2, 5, 6, 7)
@@ -275,6 +317,35 @@ def test_remote_prefetch_when_it_brings_a_part_or_nobody_borrows_it_then_its_roo
     assert line.answers() == {1: 2, 2: 0} and line.remote_leases.has_room(5)
     assert line.remote_prefetches.take_brought(b"p", keys(1)[0]) is None
     assert line.remote_leases.has_room(5) and not line.remote_leases.has_room(6)
+
+
+class EmptyStore:
+    """Counts how often it is asked."""
+
+    num_lookups = 0
+
+    def lookup(self, keys: Sequence[str]) -> NodeFound:
+        self.num_lookups += 1
+        return NodeFound("", 0, ())
+
+
+def test_remote_prefetch_when_nobody_has_its_pages_then_they_are_looked_for_now_and_then_until_it_is_over():
+    line, store, host = Line(), EmptyStore(), Host(RankTable.create(4), 0)
+    tier = RemotePrefetchTier(
+        line.remote_prefetches,
+        prefetch=make_prefetch(host, store),
+        residency=host.residency,
+        counters=host.counters,
+        clock=lambda: line.now_s,
+    )
+    line.remote_prefetch(1, 1, 2)
+    for _ in range(100):
+        tier.poll()
+        line.now_s += 0.001
+    assert 2 <= store.num_lookups <= 4
+    line.now_s += NEWS_S
+    tier.poll()
+    assert line.answers() == {1: 0}
 
 
 def test_remote_prefetch_when_it_is_in_line_for_longer_than_anybody_waits_then_nothing_is_read_for_it():

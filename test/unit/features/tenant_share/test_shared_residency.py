@@ -5,7 +5,7 @@ from unittest import mock
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test.unit.arena.test_residency import FakeFrameTable
+from test.unit.arena.test_residency import FakeFrameTable, LargeFrameTable
 
 from banyan.arena import residency as residency_module
 from banyan.arena.owners import Owners
@@ -126,6 +126,17 @@ def test_what_is_kept_when_it_is_all_of_a_tenant_above_its_share_then_it_is_walk
     for number in range(30, 35):
         fill(residency, named("a", number, 1))
     assert held_by(residency) == {"a": 5, "b": 7}, "what queues again is the youngest"
+
+
+def test_claim_when_more_pages_of_all_were_asked_for_than_it_passes_then_one_of_who_has_most_leaves_marked():
+    frame_table = LargeFrameTable()
+    residency = shared(frame_table, 100_000)
+    fill(residency, named("a", 0, 20_000))
+    fill(residency, named("b", 0, 80_000))
+    frame_table.touched = set(range(100_000))
+    assert len(residency.claim(1, (), ["a:20000"])) == 1
+    assert frame_table.num_examined < 25_000
+    assert held_by(residency) == {"a": 20_000, "b": 79_999}
 
 
 def test_part_when_it_grows_then_shares_do_too(frame_table):

@@ -104,8 +104,6 @@ class NodeAccess:
                     self.remote_prefetches,
                     prefetch=parts.prefetch,
                     residency=parts.residency,
-                    peers=parts.peers,
-                    arena_slots=parts.arena_slots,
                     counters=parts.counters,
                     clock=time.monotonic,
                 )

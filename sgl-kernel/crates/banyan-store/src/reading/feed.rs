@@ -41,8 +41,9 @@ impl Feed {
     /// One more layer is in memory, `num_bytes` of it; `failed` names the pages that are not what they should be.
     pub fn land(&self, num_bytes: u64, failed: &[usize]) {
         self.ticket.bytes.fetch_add(num_bytes, Ordering::Relaxed);
-        for page in failed {
-            self.ticket.fail(*page, Reason::Checksum);
+        if !failed.is_empty() {
+            self.ticket
+                .fail_each(failed.iter().copied(), Reason::Checksum);
         }
         let num_landed = self.num_landed.fetch_add(1, Ordering::Relaxed) + 1;
         self.ticket.progress.advance_to(num_landed);
@@ -54,9 +55,7 @@ impl Feed {
             return;
         }
         if self.num_landed.load(Ordering::Relaxed) < self.num_layers {
-            for page in 0..self.ticket.num_pages {
-                self.ticket.fail(page, Reason::Gone);
-            }
+            self.ticket.fail_all(Reason::Gone);
         }
         let elapsed = self.started.elapsed().as_nanos() as u64;
         self.ticket.elapsed_ns.store(elapsed, Ordering::Relaxed);
@@ -93,6 +92,21 @@ mod tests {
         drop(feed);
         let failed = [(1, Reason::Checksum), (0, Reason::Gone)];
         assert_eq!(ticket.finish(), failed);
+    }
+
+    #[test]
+    fn feed_when_a_million_pages_fail_then_each_is_named_once_and_looked_for_once() {
+        let num_pages = 1 << 20;
+        let feed = Feed::new(num_pages, 3);
+        let wrong: Vec<usize> = (0..num_pages).step_by(2).collect();
+        feed.land(10, &wrong);
+        feed.land(10, &wrong);
+        feed.end();
+        let failed = feed.ticket.finish();
+        let named = |why| failed.iter().filter(|(_, reason)| *reason == why).count();
+        assert_eq!(failed.len(), num_pages);
+        assert_eq!(named(Reason::Checksum), num_pages / 2);
+        assert_eq!(named(Reason::Gone), num_pages / 2);
     }
 
     #[test]

@@ -56,17 +56,29 @@ impl ReadTicket {
         }
     }
 
+    /// As `fail` for each of `pages`, which may be all of them: what has failed is looked through once.
+    pub(super) fn fail_each(&self, pages: impl Iterator<Item = usize>, reason: Reason) {
+        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut has_failed = vec![false; self.num_pages];
+        failed.iter().for_each(|(page, _)| has_failed[*page] = true);
+        for page in pages {
+            if has_failed.get(page) == Some(&false) {
+                has_failed[page] = true;
+                failed.push((page, reason));
+            }
+        }
+    }
+
+    /// Every page that has not failed fails.
+    pub(super) fn fail_all(&self, reason: Reason) {
+        self.fail_each(0..self.num_pages, reason);
+    }
+
     /// Who brings the pages does not answer in time: those that have not failed fail, and nobody waits for a layer any longer. The end
     /// comes with the answer.
     pub fn be_late(&self) {
-        {
-            let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
-            let mut has_failed = vec![false; self.num_pages];
-            failed.iter().for_each(|(page, _)| has_failed[*page] = true);
-            let others = (0..self.num_pages).filter(|page| !has_failed[*page]);
-            failed.extend(others.map(|page| (page, Reason::Late)));
-            self.is_late.store(true, Ordering::Release);
-        }
+        self.fail_all(Reason::Late);
+        self.is_late.store(true, Ordering::Release);
         self.progress.advance_to(self.progress.num_layers());
     }
 
