@@ -160,7 +160,11 @@ def test_routers_pod_when_a_namespace_is_restricted_then_it_may_run_there():
     assert all({"configMap", "emptyDir"} & volume.keys() for volume in spec["volumes"])
 
 
-def test_policy_when_it_admits_then_routers_alone_to_the_port_of_servers():
+EVENT_PORTS = {"port": 5557, "endPort": 5856}
+"""Nobody else than routers may listen to events, and these may where a user's own flags turn them on."""
+
+
+def test_policy_when_it_admits_then_routers_alone_to_the_ports_of_servers():
     policy = one("NetworkPolicy")["spec"]
     labels = {
         kind: one(kind)["spec"]["template"]["metadata"]["labels"].items() for kind in ("StatefulSet", "Deployment")
@@ -170,7 +174,7 @@ def test_policy_when_it_admits_then_routers_alone_to_the_port_of_servers():
     assert policy["podSelector"]["matchLabels"].items() <= labels["StatefulSet"] and admitted <= labels["Deployment"]
     assert not admitted <= labels["StatefulSet"] and policy["policyTypes"] == ["Ingress"]
     _, container = pod(one("StatefulSet"))
-    assert [port["port"] for port in rule["ports"]] == [port["containerPort"] for port in container["ports"]]
+    assert rule["ports"] == [*({"port": port["containerPort"]} for port in container["ports"]), EVENT_PORTS]
 
 
 def test_pods_when_they_end_or_start_then_as_the_programs_in_them_expect():

@@ -111,6 +111,12 @@ def where_pools_fit(page: Path, line: str, *, without: str = "") -> list[Figure]
     ]
 
 
+def with_a_store_where_pools_fit(page: Path, line: str) -> list[Figure]:
+    """The worst of them."""
+    part = "against/trace=tool_agents,ours=banyan_store,other={}/ttft_ratio"
+    return [Figure(page, line, "alternatives_fit", part.format(other), middle) for other in ("router", "hicache")]
+
+
 NO_ARENA = "rows/system=banyan no arena"
 
 SERVING = DOCS / "benchmarks" / "serving.md"
@@ -170,6 +176,8 @@ FIGURES = [
     ),
     *where_pools_fit(README, "Where the pools hold the work"),
     *where_pools_fit(PAGE, "Where pools hold the work", without="stock"),
+    *with_a_store_where_pools_fit(README, "Where the pools hold the work"),
+    *with_a_store_where_pools_fit(PAGE, "Where pools hold the work"),
     *where_pools_fit(DOCS / "benchmarks" / "alternatives.md", "Where pools hold the work, Banyan is not ahead"),
     *(
         Figure(page, line, "gpu", f"server_graphs/{kind}/{run}/ttft_p50_s", ms_of_s)

@@ -204,6 +204,11 @@ class Router:
             response = self._refused(why, row)
         except ClientDisconnect:
             response = None
+        # A stream's is not there yet, and counts piece by piece.
+        if not self._bodies.has_room_to_send(len(getattr(response, "body", b""))):
+            response = error(
+                "clients leave too large answers unread (--max-buffered-mib)", "queue_full", 503, form=row.form
+            )
         self.metrics.requests.labels(row.path, str(response.status_code) if response is not None else "gone").inc()
         # Nobody reads it.
         response = response if response is not None else Response(status_code=499)

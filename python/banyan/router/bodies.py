@@ -3,9 +3,10 @@
 answers, until their clients have taken them.
 
 Invariants
-  1. No part of a request's body is taken beside which all of them, read in part or whole, and the answers would have
-     more than ``max_bytes`` in memory.
-  2. A client that does not send the whole of its body within ``timeout_s`` is not waited for.
+  1. All bodies of requests together, read in part or whole, have no more than ``max_bytes`` in memory.
+  2. No whole answer of more than ``SMALL_BYTES`` is sent beside which those that are being sent have more than
+     ``max_bytes``. Clients that take theirs slowly keep others' large answers from being sent, and nothing else.
+  3. A client that does not send the whole of its body within ``timeout_s`` is not waited for.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+
+SMALL_BYTES = 1 << 20
+"""An answer that is sent whoever else is slow."""
 
 
 class Refused(Exception):
@@ -28,6 +32,7 @@ class Bodies:
 
     def __init__(self, *, max_body_bytes: int, max_bytes: int, timeout_s: float) -> None:
         self.num_bytes = 0
+        self.num_answer_bytes = 0
         self._max_body_bytes = max_body_bytes
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
@@ -57,18 +62,22 @@ class Bodies:
         finally:
             self.num_bytes -= num_bytes
 
+    def has_room_to_send(self, num_bytes: int) -> bool:
+        """Whether so large an answer may be sent now."""
+        return num_bytes <= SMALL_BYTES or self.num_answer_bytes + num_bytes <= self._max_bytes
+
     @contextmanager
     def counted(self, num_bytes: int) -> Iterator[None]:
         """So much of an answer is in memory, until the context ends."""
-        self.num_bytes += num_bytes
+        self.num_answer_bytes += num_bytes
         try:
             yield
         finally:
-            self.num_bytes -= num_bytes
+            self.num_answer_bytes -= num_bytes
 
     def _check(self, num_bytes: int) -> None:
         if num_bytes > self._max_body_bytes:
             raise Refused(f"more than {self._max_body_bytes} bytes", "too_large", 413)
         if self.num_bytes > self._max_bytes:
-            message = f"bodies of requests and answers take more than {self._max_bytes >> 20} MiB (--max-buffered-mib)"
+            message = f"the bodies of requests take more than {self._max_bytes >> 20} MiB (--max-buffered-mib)"
             raise Refused(message, "queue_full", 503)

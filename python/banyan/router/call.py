@@ -19,6 +19,12 @@ HOP_BY_HOP = frozenset(
 CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 """Characters that no header may have (RFC 9110, 5.5): aiohttp sends none with them."""
 
+LISTS = frozenset(
+    "accept accept-encoding accept-language baggage cache-control connection cookie forwarded tracestate via "
+    "x-forwarded-for x-forwarded-host x-forwarded-proto".split()
+)
+"""Headers of which several lines are one list."""
+
 NOT_SENT_ON = HOP_BY_HOP | {"host", "content-length", "expect"}
 
 
@@ -56,11 +62,15 @@ class Call:
 
 
 def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """A request's headers, each once: several lines of one are its list (RFC 9110, 5.3; of cookies RFC 9113, 8.2.3)."""
-    lists: dict[str, list[str]] = {}
+    """A request's headers, each once: several lines of a list are one (RFC 9110, 5.3; of cookies RFC 9113, 8.2.3). Of
+    all others the first line counts, as it does at a server."""
+    kept: dict[str, str] = {}
     for name, value in headers:
-        lists.setdefault(name, []).append(value)
-    return {name: ("; " if name == "cookie" else ", ").join(values) for name, values in lists.items()}
+        if name not in kept:
+            kept[name] = value
+        elif name in LISTS:
+            kept[name] += f"{'; ' if name == 'cookie' else ', '}{value}"
+    return kept
 
 
 def as_it_came(value: str) -> str:

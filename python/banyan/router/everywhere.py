@@ -60,9 +60,11 @@ async def _ask(session: aiohttp.ClientSession, server: Server, call: Call, timeo
     if not call.row.is_ours:
         server.in_flight[id(attempt)] = attempt.give_up
     try:
-        await attempt.open(server.url + call.target, call.body, call.onward(), call.method)
-    except (Unreached, Lost) as why:
-        said = f"{server.url} did not answer, and may not have done it: {why}"
+        # For head and body together.
+        async with asyncio.timeout(timeout_s):
+            await attempt.open(server.url + call.target, call.body, call.onward(), call.method)
+    except (Unreached, Lost, TimeoutError) as why:
+        said = f"{server.url} did not answer, and may not have done it: {str(why) or 'it takes too long'}"
         return error(said, "server_lost", 502, form=call.row.form)
     finally:
         server.in_flight.pop(id(attempt), None)

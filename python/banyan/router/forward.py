@@ -206,12 +206,10 @@ class Forwarder:
         return None
 
     def _may_retry(self, asked: Asked, tried: list[Tried]) -> bool:
-        return may_retry(
-            tried,
-            max_retries=self._settings.max_retries,
-            num_servers=len(self._servers),
-            is_refusal_free=asked.held_at is None and self._has_others({one.server for one in tried}),
-        )
+        free = set() if asked.held_at is not None else {Outcome.UNREACHED}
+        if asked.held_at is None and self._has_others({one.server for one in tried}):
+            free.add(Outcome.REFUSED)
+        return may_retry(tried, max_retries=self._settings.max_retries, num_servers=len(self._servers), free=free)
 
     def _has_others(self, tried: Collection[str]) -> bool:
         """Whether another server can be asked, which costs those that have refused nothing."""

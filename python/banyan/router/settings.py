@@ -153,7 +153,7 @@ class Settings:
         2048,
         "--max-buffered-mib",
         ROUTER,
-        "Memory limit for bodies of unanswered requests and answers not yet taken; more bodies are refused with 503.",
+        "Memory limit for bodies of unanswered requests, and one for answers not yet taken; more is refused with 503.",
         metavar="MIB",
         parse=int,
         check=at_least(64),

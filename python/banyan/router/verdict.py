@@ -2,14 +2,14 @@
 """What becomes of an attempt, and what a client is told when there is no other.
 
 A request moves to another server only before its first byte was passed on. Attempts that did not reach a server are
-free, and so are those that were refused while there is another server to ask; of all others there is a limit. Which of
-those that were lost may move at all, ``suspects`` says.
+free, and so are those that were refused while there is another server to ask; of all others there is a limit, and of
+all that go to one server. Which of those that were lost may move at all, ``suspects`` says.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -54,10 +54,14 @@ class Tried:
     has_begun: bool = False
 
 
-def may_retry(tried: Sequence[Tried], *, max_retries: int, num_servers: int, is_refusal_free: bool = False) -> bool:
-    """Whether another attempt is due after those in ``tried``. ``is_refusal_free``: there is a server to ask that is
-    none of them."""
-    free = {Outcome.UNREACHED, Outcome.REFUSED} if is_refusal_free else {Outcome.UNREACHED}
+def may_retry(
+    tried: Sequence[Tried],
+    *,
+    max_retries: int,
+    num_servers: int,
+    free: Collection[Outcome] = frozenset({Outcome.UNREACHED}),
+) -> bool:
+    """Whether another attempt is due after those in ``tried``. ``free``: how attempts end that count for nothing."""
     num_charged = sum(one.outcome not in free for one in tried)
     # A server that cannot be reached is down from then on; the bound is for one that comes and goes.
     return num_charged <= max_retries and len(tried) <= num_servers + max_retries

@@ -19,21 +19,25 @@ from starlette.routing import Route
 from test.unit.router.fake_server import FakeServer, Served, raw, running, until
 
 from banyan.router import run
+from banyan.router.bodies import SMALL_BYTES
 from banyan.router.connections import Bounded
 from banyan.router.settings import Settings
 
 
-def test_answer_when_its_client_does_not_take_it_then_it_counts_among_the_bodies_until_the_client_has_gone():
+def test_answer_when_its_client_does_not_take_it_then_no_other_large_one_is_sent_until_the_client_has_gone():
     async def scenario():
         a = FakeServer("a")
         async with running([a]) as rig:
             bodies = rig.router._bodies
-            bodies._max_bytes = 8 << 20
+            bodies._max_bytes = 24 << 20
             a.says["/generate"] = (200, "application/json", b"x" * (16 << 20))
             async with unread(rig, asking({"text": "hi"})):
-                await until(lambda: bodies.num_bytes > 8 << 20)
+                await until(lambda: bodies.num_answer_bytes)
                 assert (await rig.ask(text="hi"))[0] == 503
-            await until(lambda: not bodies.num_bytes)
+                a.says["/generate"] = (200, "application/json", b"x" * SMALL_BYTES)
+                assert (await rig.ask(text="hi"))[0] == 200, "who asks for little waits for nobody"
+            await until(lambda: not bodies.num_answer_bytes)
+            a.says["/generate"] = (200, "application/json", b"x" * (16 << 20))
             assert (await rig.ask(text="hi"))[::2] == (200, b"x" * (16 << 20))
 
     asyncio.run(scenario())

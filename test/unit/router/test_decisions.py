@@ -108,7 +108,8 @@ def test_retry_when_servers_were_not_reached_then_it_is_free_and_otherwise_count
     assert may_retry([unreached, lost], max_retries=1, num_servers=3)
     assert not may_retry([lost, lost], max_retries=1, num_servers=3)
     refused = Tried("a", Outcome.REFUSED, "full")
-    assert may_retry([lost, refused, refused], max_retries=1, num_servers=3, is_refusal_free=True)
+    assert may_retry([lost, refused, refused], max_retries=1, num_servers=3, free={Outcome.REFUSED})
+    assert not may_retry([unreached, unreached], max_retries=1, num_servers=3, free=set())
     assert not may_retry([lost, refused], max_retries=1, num_servers=3)
 
 

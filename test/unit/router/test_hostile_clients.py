@@ -158,11 +158,13 @@ def test_headers_when_a_client_says_what_only_a_router_says_then_they_are_droppe
     asyncio.run(scenario())
 
 
-def test_headers_when_they_come_in_several_lines_then_each_is_one_list_and_those_of_the_connection_stay_behind():
+def test_headers_when_they_come_in_several_lines_then_lists_are_whole_and_those_of_the_connection_stay_behind():
     async def scenario():
         async with running([FakeServer("a")]) as rig:
             lines = (
                 *("tracestate: a=1", "X-Forwarded-For: 10.0.0.1", "cookie: a=1", "connection: close", "x-hop: 1"),
+                *("content-type: application/json", "authorization: one", "x-data-parallel-rank: 0"),
+                *("content-type: application/json", "authorization: two", "x-data-parallel-rank: 1"),
                 *("tracestate: b=2", "x-forwarded-for: 10.0.0.2", "cookie: b=2", "connection: X-Hop", "x-one: 1"),
             )
             head = "\r\n".join(("POST /generate HTTP/1.1", "host: x", "content-length: 2", *lines))
@@ -170,6 +172,8 @@ def test_headers_when_they_come_in_several_lines_then_each_is_one_list_and_those
             ((_, seen),) = rig.servers[0].seen
             assert (seen["tracestate"], seen["x-forwarded-for"]) == ("a=1, b=2", "10.0.0.1, 10.0.0.2")
             assert (seen["cookie"], seen["x-one"], seen.get("x-hop")) == ("a=1; b=2", "1", None)
+            first = (seen["content-type"], seen["authorization"], seen["x-data-parallel-rank"])
+            assert first == ("application/json", "one", "0"), "what is no list is what a server would take"
 
     asyncio.run(scenario())
 

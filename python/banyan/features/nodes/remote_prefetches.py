@@ -108,6 +108,8 @@ class RemotePrefetches:
         """What was brought for ``sender``, which borrows it now from that page on: what is before it, it may have got
         meanwhile. It has its room until ``borrowed``, however long that takes."""
         with self._lock:
+            if (exact := self._brought.pop((sender, first_key), None)) is not None:
+                return exact
             for place, brought in self._brought.items():
                 if place[0] == sender and first_key in brought.keys:
                     return self._brought.pop(place)

@@ -120,4 +120,4 @@ def test_pages_when_everything_is_cleared_then_what_comes_behind_it_is_told_anew
     arena.emptied()
     arena.filled([0], KEYS[:1])
     assert told_of(arena.take([AllBlocksCleared(), in_pool(0, 1)])) == {NAMES[0]: WHOLE[NAMES[0]]}
-    assert len(arena._tokens) == 1
+    assert num_remembered(arena) == 1

@@ -290,6 +290,16 @@ def test_remote_prefetches_when_there_is_no_room_for_all_then_the_others_wait_in
     assert line.remote_prefetches.take() == [second, third]
 
 
+def test_remote_prefetch_when_another_has_its_first_page_too_then_each_borrow_finds_its_own_room():
+    line = Line(max_pages=20)
+    first, second = line.remote_prefetch(1, *range(10, 16)), line.remote_prefetch(2, *range(12, 18))
+    line.remote_prefetches.take()
+    for one in (first, second):
+        line.remote_prefetches.over(one, 6)
+    assert line.remote_prefetches.take_brought(b"p", keys(12)[0]).remote_prefetch == second
+    assert line.remote_prefetches.take_brought(b"p", keys(10)[0]).remote_prefetch == first
+
+
 def test_remote_prefetch_when_only_its_end_is_borrowed_then_its_room_is_for_that_and_given_back():
     line = Line(max_pages=10)
     first = line.remote_prefetch(1, *range(10))
