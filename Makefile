@@ -47,7 +47,7 @@ pd: setup ## a prefill and a decode server with and without Banyan; leaves build
 remote: setup ## prefixes from another node against computing them, bytes against bare NIXL; leaves build/remote/report.json: make remote ARGS=--carriers, or "--faults 20"
 	@$(PY) -m benchmark.remote $(ARGS)
 
-compare: setup ## stock, SGLang's router, HiCache, LMCache and Banyan on the same work; build/compare: make compare DATA=../shared/data, or ARGS=--quick
+compare: setup ## stock, SGLang's router, HiCache, LMCache and Banyan on the same work; build/compare: make compare DATA=FOLDER, or ARGS=--quick
 	@$(PY) -m benchmark.alternatives $(if $(DATA),--data $(DATA)) $(ARGS)
 
 ranks: setup ## 1, 2, 4 and 8 ranks, 1 to 16 requests a rank, on against off; leaves build/ranks/report.json
@@ -60,10 +60,10 @@ sim: setup ## studies of the simulator (about twenty minutes); tables here, pict
 modes: setup ## start SGLang in every mode, with tiny models: who is served, who refused; build/modes/report.json
 	@$(PY) -m benchmark.modes --write-docs $(ARGS)
 
-recipes: setup ## published launch lines with Banyan, judged by dry runs: make recipes DATA=../shared/data/recipes [ARGS=--write-docs]
+recipes: setup ## published launch lines with Banyan, judged by dry runs: make recipes DATA=FOLDER [ARGS=--write-docs]
 	@$(PY) -m benchmark.recipes $(if $(DATA),--data $(DATA)) $(ARGS)
 
-pressure: setup ## a model of hits when the working set exceeds the pools (minutes): make pressure DATA=../shared/data
+pressure: setup ## a model of hits when the working set exceeds the pools (minutes): make pressure DATA=FOLDER
 	@$(PY) -m benchmark.pressure.study $(if $(DATA),--data $(DATA)) $(ARGS)
 
 loom: setup ## model-check the lease protocol

@@ -17,6 +17,11 @@ for at in "${!words[@]}"; do
     esac
 done
 
+.venv/bin/python -c "import socket; socket.create_server(('127.0.0.1', $port))" 2>/dev/null || {
+    printf '[serve] something listens on port %s: make serve ARGS="--port 30001"\n' "$port" >&2
+    exit 1
+}
+
 answers() {
     .venv/bin/python -c "import urllib.request as u; u.urlopen('http://127.0.0.1:$port/health', timeout=2)" 2>/dev/null
 }

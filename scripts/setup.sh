@@ -13,13 +13,17 @@ STAMPS=build/setup
 say() { printf '[setup] %s\n' "$*"; }
 
 missing=()
+[ "$(uname -s)" = Linux ] || missing+=("Linux, and this is $(uname -s)")
 [ -n "$PYTHON" ] && "$PYTHON" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null ||
-    missing+=("python3.11 with venv (set PYTHON=/path/to/python3.11)")
+    missing+=("python3.11 with venv (set PYTHON=/path/to/python3.11; \`uv python install 3.11\` brings one)")
 command -v cc >/dev/null || missing+=("a C compiler (cc)")
 # SGLang compiles its page hash on the machine that it serves on.
 command -v c++ >/dev/null || missing+=("a C++ compiler (c++)")
 echo '#include <openssl/sha.h>' | c++ -E -x c++ - >/dev/null 2>&1 || missing+=("headers of OpenSSL (libssl-dev, openssl-devel)")
-command -v cargo >/dev/null || missing+=("cargo (rustup.rs)")
+wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' sgl-kernel/Cargo.toml)
+found=$(rustc --version 2>/dev/null | cut -d' ' -f2)
+command -v cargo >/dev/null && printf '%s\n' "$wanted" "${found:-0}" | sort -VC ||
+    missing+=("cargo with Rust $wanted or later, found ${found:-none} (rustup.rs; that of distributions is often older)")
 if [ ${#missing[@]} -gt 0 ]; then
     printf 'setup: missing:'
     printf ' %s;' "${missing[@]}"

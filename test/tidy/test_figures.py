@@ -224,7 +224,7 @@ FIGURES = [
         CAPACITY, "| Banyan without its arena | banyan_cpu |", "pressure_small", f"{NO_ARENA}/hits_to_router", middle
     ),
     Figure(PAGE, "the same: time between tokens", "overhead", "by_ranks/2/case=1 stream/step", ranged),
-    Figure(README, "Where nothing can be shared", "overhead", "by_ranks/2/case=1 stream/step", ranged),
+    Figure(README, "With nothing to share", "overhead", "by_ranks/2/case=1 stream/step", ranged),
     *of_overhead("the same: time to the first token", "ttft", ranged, "prompts of 512", "256 streams"),
     *of_overhead("the same: time of the scheduler thread", "scheduler_us", ms, "prompts of 512"),
     *of_overhead("the same: time of the scheduler thread", "scheduler_step_us", ms, "64 streams", "256 streams"),
@@ -237,7 +237,7 @@ FIGURES = [
             rows_that_miss_with("us a call"),
         )
     ),
-    Figure(README, "Where nothing can be shared", "overhead", "by_ranks", rows_that_miss),
+    Figure(README, "With nothing to share", "overhead", "by_ranks", rows_that_miss),
 ]
 
 

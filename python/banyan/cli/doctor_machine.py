@@ -145,7 +145,7 @@ def container(kernel: Kernel) -> Finding:
     is_inside = bool(signs) or any(word in groups for word in ("docker", "kubepods", "containerd", "libpod"))
     if not is_inside:
         return Finding("container", True, "none seen")
-    hint = "all ranks of a server belong into one container; docs/operations.md says what it needs"
+    hint = "all ranks of a server belong into one container: docs/deployment.md says what it needs"
     return Finding("container", True, "inside one", hint=hint)
 
 

@@ -23,7 +23,7 @@ def idle_flags(asked: Config) -> list[str]:
 def combination_refusal(asked: Config) -> str | None:
     """The line for the first contradiction; None where there is none."""
     if asked.keep_host_arena and not asked.host_gb:
-        return "--banyan-keep-host-arena: what is kept is found again by its size: set --banyan-host-gb to one as well"
+        return "--banyan-keep-host-arena: the next start finds it by its size: set a size with --banyan-host-gb as well"
     if asked.store and asked.shares and not asked.has_arena:
         return "--banyan-store: pages come and go by way of the host arena: set --banyan-host-gb as well"
     if asked.deals_with_nodes and asked.shares and not asked.has_arena:
@@ -38,7 +38,7 @@ def combination_refusal(asked: Config) -> str | None:
         )
     if asked.tenant_share is not None and not asked.tenant_secret_file:
         return (
-            "--banyan-tenant-share: whose a page is, a server knows by its router's word: pass "
+            "--banyan-tenant-share: the server learns from the router whose a page is: pass "
             "--banyan-tenant-secret-file as well"
         )
     if asked.tenant_share is not None and not asked.has_arena:
