@@ -112,4 +112,5 @@ lock: ## pin the newest versions that satisfy requirements/cpu.in
 	    --override requirements/cpu.overrides requirements/cpu.in -o requirements/cpu.lock
 
 clean: ## remove builds and reports, keep .venv and the model
-	rm -rf build/demo build/bench sgl-kernel/target
+	rm -rf sgl-kernel/target
+	[ ! -d build ] || find build -mindepth 1 -maxdepth 1 ! -name models ! -name setup -exec rm -rf {} +

@@ -12,6 +12,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || command -v python3)}
+[ -e python/banyan/_native.abi3.so ] || "$PYTHON" -c 'import banyan._native' 2>/dev/null || {
+    echo "gpu-check: run make setup first (docs/gpu.md)" >&2
+    exit 1
+}
 export PYTHONPATH="$PWD:$PWD/python:$PWD/lab${PYTHONPATH:+:$PYTHONPATH}"
 if [ -n "${CUDA_STAND_IN:-}" ]; then
     # The check of this check: torch computes, kernels are interpreted, nothing is captured.

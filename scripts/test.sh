@@ -14,6 +14,7 @@ mkdir -p build
     exit $((native | $?))
 } >build/test.txt 2>&1 &
 half=$!
+echo "the other half at the same time: build/test.txt"
 "$PY" -m pytest test/kernels test/sglang_plugin test/cpu_engine test/page
 other=$?
 wait $half

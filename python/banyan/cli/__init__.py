@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from banyan import SGLANG_VERSION, __version__
+
 DEFAULT_URL = "http://127.0.0.1:30000"
 
 SHELLS = ("bash", "zsh", "tcsh")
@@ -55,6 +57,7 @@ def _run_in_laboratory(name: str, words: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="banyan", description="One prefix cache over all ranks of an SGLang server.")
+    parser.add_argument("--version", action="version", version=f"banyan {__version__} for sglang {SGLANG_VERSION}")
     from banyan.cli import size, store, telling, trace
     from banyan.router import settings
 

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from banyan.cli.doctor_limits import SERVER_PORT, port
 from banyan.cli.finding import Finding
 
 DESCRIBE = "banyan.sglang_plugin.launcher.model"
@@ -83,7 +84,9 @@ def examine_flags(words: Sequence[str]) -> tuple[list[Finding], Sequence[str]]:
     if said is None:
         advice = "install SGLang and Banyan into one environment; the findings above say what is missing"
         return [Finding("launch arguments", False, f"the dry run ended: {error}", advice)], ()
-    return flag_findings(said), said["store"]
+    number = said.get("port", SERVER_PORT)
+    ports = [port("port of this server", number)] if number != SERVER_PORT else []
+    return [*flag_findings(said), *ports], said["store"]
 
 
 def flag_findings(said: dict[str, Any]) -> list[Finding]:

@@ -182,6 +182,8 @@ def _config_of(model: Path) -> Path:
 def run(args: argparse.Namespace) -> int:
     path = _config_of(args.model)
     try:
+        if not path.exists():
+            raise ValueError("no such file: name the model's folder on this machine, or its config.json")
         for name in ("dram", "ssd", "rate", "endurance", "page_size"):
             value = getattr(args, name)
             if value is not None and not 0 < value < float("inf"):

@@ -79,7 +79,7 @@ def tell(engine: Engine, args: argparse.Namespace) -> dict[str, Any]:
             command[field] = value
     if args.action != "ls":
         if args.prompt_file is None:
-            raise ValueError("--prompt-file: which prompt?")
+            raise ValueError(f"{args.action} takes a prompt: name its file with --prompt-file")
         said = sys.stdin.read() if str(args.prompt_file) == "-" else args.prompt_file.read_text()
         command = {**named_by(engine, said, args.path), **command, **prompt_of(engine, said, args.path)}
     return engine.tell_cache(command)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+import socket
 import subprocess
 
 import pytest
@@ -71,6 +72,16 @@ def test_flags_when_the_dry_run_answers_then_the_last_line_counts_and_folders_ar
     found, store = examine_flags(["--dp", "2"])
     assert asked[0][1:] == ["-m", doctor_sglang.DRY_RUN, "--dp", "2"]
     assert found[0].is_ok and store == [str(tmp_path)]
+
+
+def test_flags_when_they_name_a_port_that_somebody_has_then_that_one_is_looked_at(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        number = listening.getsockname()[1]
+        answering(monkeypatch, stdout=json.dumps({**WELL, "port": number}))
+        found, _ = examine_flags(["--port", str(number)])
+    assert found[-1].what == "port of this server" and found[-1].hint
+    answering(monkeypatch, stdout=json.dumps({**WELL, "port": 30_000}))
+    assert len(examine_flags([])[0]) == 1, "the machine's findings have that one"
 
 
 def test_flags_when_variables_stand_before_the_command_then_the_dry_run_has_them(monkeypatch, tmp_path):

@@ -98,3 +98,8 @@ def test_completion_when_it_is_printed_then_it_knows_the_commands(shell, capsys,
 )
 def test_block_when_a_draft_runs_beside_the_model_then_its_rows_lie_behind(draft, token_bytes):
     assert block_of(LLAMA, value_bytes=2, page_tokens=16, draft=draft).block_bytes == 16 * token_bytes
+
+
+def test_model_when_its_name_is_no_folder_then_that_is_said(capsys):
+    assert cli.main(["size", "org/model", "--dram", "1"]) == 2
+    assert "name the model's folder" in capsys.readouterr().err

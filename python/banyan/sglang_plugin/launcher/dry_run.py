@@ -96,6 +96,7 @@ def _settled(server_args: ServerArgs) -> dict[str, Any]:
         },
         "choices": carried["choices"],
         "store": wanted.store,
+        "port": server_args.port,
     }
 
 
