@@ -21,9 +21,11 @@ from typing import Any
 import torch
 from sglang.srt.layers.attention.attention_registry import register_attention_backend
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from banyan.sglang_plugin import runtime
 from banyan_cpu_engine import ATTENTION_BACKEND, seam
 from banyan_cpu_engine.float8 import within_range
 
@@ -56,6 +58,26 @@ def attend_to_latents() -> None:
     AttentionBackendRegistry.register(ATTENTION_BACKEND, lambda attention, batch: AttnForwardMethod.MLA)
 
 
+def refuse_other_attention(model: Any) -> None:
+    """Refuse a model one of whose layers asks for what torch's attention leaves out without a word, upstream's backend
+    as well: its tokens would look right."""
+    for layer in model.modules() if isinstance(model, torch.nn.Module) else ():
+        if not isinstance(layer, RadixAttention):
+            continue
+        if layer.logit_cap > 0:
+            does = "caps its scores"
+        elif layer.xai_temperature_len > 0:
+            does = "scales its scores by place"
+        elif layer.attn_type is AttentionType.DECODER_BIDIRECTIONAL:
+            does = "attends to what comes later"
+        else:
+            continue
+        runtime.refuse(
+            f"--attention-backend {ATTENTION_BACKEND}: layer {layer.layer_id} of this model {does}, which attention in "
+            "plain torch does not: on a processor with AMX, and with SGLang's own sgl_kernel, use intel_amx"
+        )
+
+
 class CpuAttention(TorchNativeAttnBackend):
     """Upstream's CPU backend with an extend whose cost is new tokens x context."""
 
@@ -69,6 +91,7 @@ class CpuAttention(TorchNativeAttnBackend):
     def __init__(self, model_runner: Any) -> None:
         seam.verify("scheduler")
         super().__init__(model_runner)
+        refuse_other_attention(getattr(model_runner, "model", None))
         if isinstance(self.token_to_kv_pool, MLATokenToKVPool):
             attend_to_latents()
 

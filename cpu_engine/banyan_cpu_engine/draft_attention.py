@@ -21,14 +21,17 @@ from banyan_cpu_engine.attention import CpuAttention
 
 def around_create_decode_backend(original: Callable[[Any], Any], factory: Any) -> Any:
     """What attends while a draft decodes; None where it decodes nothing."""
-    if factory.speculative_num_steps <= 1 or not _is_ours(factory):
+    if not _is_ours(factory):
         return original(factory)
+    # Also of one step: what is verified is a tree then, too.
     if factory.topk > 1:
         runtime.refuse(
             f"--speculative-eagle-topk {factory.topk}: the CPU engine drafts chains, no trees; with "
             f"--speculative-num-steps {factory.speculative_num_steps} --speculative-eagle-topk 1 "
             f"--speculative-num-draft-tokens {factory.speculative_num_steps + 1} it does"
         )
+    if factory.speculative_num_steps <= 1:
+        return original(factory)
     return DraftSteps(factory.draft_model_runner, factory.speculative_num_steps)
 
 

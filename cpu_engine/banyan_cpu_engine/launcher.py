@@ -19,6 +19,12 @@ logger = logging.getLogger("banyan")
 
 FLAG = "--enable-banyan-cpu-engine"
 
+NAMING = (
+    *("attention_backend", "prefill_attention_backend", "decode_attention_backend"),
+    "speculative_draft_attention_backend",
+)
+"""Arguments that name an attention backend."""
+
 _resolved: Any = None
 """The arguments that SGLang resolves now, or has resolved last."""
 
@@ -47,13 +53,9 @@ def after_from_cli_args(server_args: Any, cls: type, args: argparse.Namespace) -
 def before_resolve_once(server_args: Any) -> None:
     global _resolved
     _resolved = server_args
-    chosen = (
-        server_args.attention_backend,
-        server_args.prefill_attention_backend,
-        server_args.decode_attention_backend,
-    )
-    if ATTENTION_BACKEND in chosen and not server.is_marked(server_args):
-        _start_or_refuse(server_args, f"--attention-backend {ATTENTION_BACKEND}")
+    flag = next((name for name in NAMING if getattr(server_args, name) == ATTENTION_BACKEND), None)
+    if flag is not None and not server.is_marked(server_args):
+        _start_or_refuse(server_args, f"--{flag.replace('_', '-')} {ATTENTION_BACKEND}")
 
 
 def start(server_args: Any) -> None:

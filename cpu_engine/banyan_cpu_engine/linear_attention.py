@@ -19,7 +19,7 @@ from banyan_cpu_engine.plain_memory import give_plain_memory
 def around_load_model(original: Callable[..., None], runner: Any, *args: Any, **kwargs: Any) -> None:
     """Layers of linear attention ask torch for its accelerator when they are made, and torch names CUDA wherever it was
     built with it."""
-    if torch.cuda.is_available() or mambaish_config(runner.model_config) is None:
+    if mambaish_config(runner.model_config) is None:
         original(runner, *args, **kwargs)
         return
     with server.accelerator_is_cpu():

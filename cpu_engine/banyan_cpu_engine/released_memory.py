@@ -7,15 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from banyan_cpu_engine import server
 
 
 @server.around
 def around_release(original: Callable[..., Any], updater: Any, command: Any) -> Any:
     """SGLang waits for torch's accelerator, whatever device it serves on."""
-    if torch.cuda.is_available():
-        return original(updater, command)
     with server.accelerator_is_cpu():
         return original(updater, command)

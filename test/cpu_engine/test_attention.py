@@ -7,13 +7,14 @@ import pytest
 import torch
 from sglang.srt.layers.attention.intel_amx_backend import IntelAMXAttnBackend
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry
 from sglang.srt.models.deepseek_common.attention_forward_methods import AttnForwardMethod
 
 from banyan_cpu_engine import ATTENTION_BACKEND
-from banyan_cpu_engine.attention import CpuAttention
+from banyan_cpu_engine.attention import CpuAttention, refuse_other_attention
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, NUM_SLOTS = 9, 3, 64, 4096
 
@@ -271,3 +272,29 @@ def test_window_when_sglang_fills_up_the_drafts_of_a_rank_then_nobody_is_compute
     lens = torch.tensor([53, 0]), torch.tensor([7, 4])
     attended = asked.attend("_run_sdpa_forward_extend", *lens)
     assert not attended[7:].any() and attended[:7].any(dim=-1).all()
+
+
+@pytest.mark.parametrize(
+    ("asks", "said"),
+    [
+        ({"logit_cap": 50.0}, "caps its scores"),
+        ({"attn_type": AttentionType.DECODER_BIDIRECTIONAL}, "attends to what comes later"),
+        ({}, None),
+    ],
+)
+def test_model_when_a_layer_asks_for_more_than_torchs_attention_has_then_it_is_refused(asks, said, capsys):
+    model = torch.nn.Sequential(torch.nn.Identity(), RadixAttention(9, 64, 0.125, 3, layer_id=5, **asks))
+    if said is None:
+        refuse_other_attention(model)
+        return
+    with pytest.raises(SystemExit):
+        refuse_other_attention(model)
+    assert f"layer 5 of this model {said}" in capsys.readouterr().err
+
+
+def test_model_when_it_scales_its_scores_by_place_then_it_is_refused(capsys):
+    layer = RadixAttention(9, 64, 0.125, 3, layer_id=0)
+    layer.xai_temperature_len = 1024
+    with pytest.raises(SystemExit):
+        refuse_other_attention(torch.nn.Sequential(layer))
+    assert "by place" in capsys.readouterr().err

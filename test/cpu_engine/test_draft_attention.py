@@ -105,6 +105,15 @@ def test_attention_when_it_is_another_or_nothing_is_decoded_then_sglang_chooses(
     assert draft_attention.around_create_decode_backend(DraftBackendFactory.create_decode_backend, one) is None
 
 
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_drafts_when_they_are_trees_then_they_are_refused_also_of_one_step(monkeypatch, num_steps, capsys):
+    one = factory(monkeypatch, None, ATTENTION_BACKEND, num_steps)
+    one.topk = 2
+    with pytest.raises(SystemExit):
+        draft_attention.around_create_decode_backend(lambda told: None, one)
+    assert "--speculative-eagle-topk 2" in capsys.readouterr().err
+
+
 def test_step_when_a_draft_decodes_then_it_sees_the_known_tokens_the_drafts_before_it_and_itself(monkeypatch):
     steps = draft_attention.around_create_decode_backend(None, factory(monkeypatch, None, ATTENTION_BACKEND))
     generator = torch.Generator().manual_seed(5)

@@ -58,7 +58,7 @@ def test_server_when_it_is_to_give_memory_back_then_no_rank_loads_a_library_for_
     assert capsys.readouterr().err.count("--enable-memory-saver is for GPUs") == 1
 
 
-@pytest.mark.parametrize("field", ["attention_backend", "prefill_attention_backend"])
+@pytest.mark.parametrize("field", launcher.NAMING)
 def test_program_when_it_names_the_attention_then_it_gets_the_rest_of_the_engine(field):
     args = ServerArgs(model_path="dummy", device="cpu", **{field: ATTENTION_BACKEND})
     launcher.before_resolve_once(args)
@@ -109,7 +109,7 @@ def test_server_of_banyans_when_no_engine_is_installed_then_one_line_says_what_t
 
 @pytest.mark.parametrize("has_engine", [True, False])
 def test_states_when_arguments_are_resolved_then_they_are_kept_on_a_cpu_with_the_engine_only(has_engine, monkeypatch):
-    args = SimpleNamespace(attention_backend=None, prefill_attention_backend=None, decode_attention_backend=None)
+    args = SimpleNamespace(**dict.fromkeys(launcher.NAMING))
     if has_engine:
         server.mark(args)
     launcher.before_resolve_once(args)

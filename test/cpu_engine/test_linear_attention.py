@@ -187,8 +187,9 @@ def test_states_when_a_request_comes_to_a_place_while_it_decodes_then_they_are_c
     hooked(KEPT, never)(backend, batch, conv, recurrent, torch.tensor([1, 2]), 0)
 
 
-def test_model_when_it_is_loaded_then_torch_names_the_cpu_and_afterwards_what_it_named_before(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+@pytest.mark.parametrize("has_driver", [False, True])
+def test_model_when_it_is_loaded_then_torch_names_the_cpu_and_afterwards_what_it_named_before(monkeypatch, has_driver):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_driver)
     monkeypatch.setattr(linear_attention, "mambaish_config", lambda config: config)
     runner, plain = SimpleNamespace(model_config="with states"), SimpleNamespace(model_config=None)
     named, seen = torch.get_device_module, []

@@ -16,7 +16,7 @@ def start(monkeypatch):
     return run
 
 
-@pytest.mark.parametrize(("case", "is_cpu"), [({}, True), ({"is_on": False}, False), ({"has_driver": True}, False)])
+@pytest.mark.parametrize(("case", "is_cpu"), [({}, True), ({"is_on": False}, False), ({"has_driver": True}, True)])
 def test_release_when_sglang_waits_for_a_device_then_it_is_the_one_that_serves(start, monkeypatch, case, is_cpu):
     monkeypatch.setattr(torch, "get_device_module", lambda device=None: torch.cpu if device == "cpu" else torch.cuda)
     named = torch.get_device_module
