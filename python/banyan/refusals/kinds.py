@@ -81,7 +81,9 @@ _TABLE: tuple[_Row, ...] = (
     (
         (_WINDOWS,),
         lambda f: f.device == "cpu" and f.has_sinks,
-        lambda f, kind: "SGLang's attention sinks have no kernel for the CPU:",
+        lambda f, kind: (
+            "SGLang's attention sinks have no kernel for the CPU but --attention-backend intel_amx's: name it, and"
+        ),
     ),
     (
         (_COMPRESSED,),
