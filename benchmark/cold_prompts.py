@@ -18,7 +18,6 @@ import asyncio
 import random
 import statistics
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.client import NativeClient, open_session
+from benchmark.load import send_at
 from benchmark.metrics import distribution
 from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.processor import CPU_ENGINE
@@ -96,13 +96,7 @@ async def play(url: str, some: Work) -> list[Answer]:
         client = NativeClient(session, url)
         for head in some.heads:
             await client.answer((), head, 1)
-        start_s = time.monotonic()
-
-        async def one(prompt: Sequence[int], at_s: float) -> Answer:
-            await asyncio.sleep(max(0.0, start_s + at_s - time.monotonic()))
-            return await client.answer((), prompt, OUTPUT_TOKENS)
-
-        return list(await asyncio.gather(*map(one, some.prompts, some.at_s)))
+        return await send_at(client, some.prompts, some.at_s, OUTPUT_TOKENS)
 
 
 def figures(some: Work, answers: Sequence[Answer]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmark.client import ChatClient
-from benchmark.records import Record
+from benchmark.records import Answer, Record
 from benchmark.workload.conversation import ChatTokenizer, Message, Script
 
 Progress = Callable[[int, int], None]
@@ -44,6 +44,19 @@ class Arrivals:
             starts.append(now_s)
             now_s += rng.expovariate(self.request_rate_per_s)
         return starts
+
+
+async def send_at(
+    client: ChatClient, prompts: Sequence[Sequence[int]], at_s: Sequence[float], output_len: int
+) -> list[Answer]:
+    """Send each prompt at its time, in seconds from now, whoever has not been answered; the answers in their order."""
+    start_s = time.monotonic()
+
+    async def one(prompt: Sequence[int], due_s: float) -> Answer:
+        await asyncio.sleep(max(0.0, start_s + due_s - time.monotonic()))
+        return await client.answer((), prompt, output_len)
+
+    return list(await asyncio.gather(*map(one, prompts, at_s)))
 
 
 async def play(

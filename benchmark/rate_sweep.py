@@ -31,6 +31,7 @@ from benchmark.alternatives.play import warm_up
 from benchmark.alternatives.start import Running, hicache_path, running
 from benchmark.alternatives.systems import CONTEXT_TOKENS, GIB, NUM_RANKS, Budget, systems_of, token_bytes_of
 from benchmark.client import NativeClient, open_session
+from benchmark.load import send_at
 from benchmark.metrics import distribution
 from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.processor import dtype_for, features_here
@@ -89,14 +90,7 @@ def next_turn(draw: random.Random, histories: Sequence[Sequence[int]]) -> tuple[
 async def play(url: str, load: Load) -> list[Answer]:
     """Send each prompt at its time."""
     async with open_session(TIMEOUT_S) as session:
-        client = NativeClient(session, url)
-        start_s = time.monotonic()
-
-        async def one(prompt: Sequence[int], at_s: float) -> Answer:
-            await asyncio.sleep(max(0.0, start_s + at_s - time.monotonic()))
-            return await client.answer((), prompt, OUTPUT_TOKENS)
-
-        return list(await asyncio.gather(*map(one, load.prompts, load.at_s)))
+        return await send_at(NativeClient(session, url), load.prompts, load.at_s, OUTPUT_TOKENS)
 
 
 async def prime(url: str, histories: Sequence[Sequence[int]]) -> None:
