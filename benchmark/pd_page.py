@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.figures_table import figures_table
+from benchmark.kept_table import command_of, kept_table
+from benchmark.metrics import ranged
 from benchmark.provenance import place_and_time
 
 KEPT = Path(__file__).parents[1] / "docs" / "benchmarks" / "pd.json"
@@ -69,6 +71,10 @@ SLOW_MARKS = {
     "exposed_transfer_share_stock": "",
     "handover_wire_ratio": "<= 0.10",
 }
+COMBINED_KEPT = KEPT.with_name("pd_combined.json")
+"""A report of ``python -m benchmark.pd_combined``."""
+
+COMBINED_RATIOS = ("tokens_per_s_ratio", "ttft_ratio", "itl_ratio", "itl_p99_ratio")
 CLASSES_MARKS = {
     "high_class_p99_ratio": "<= 1.3",
     "high_class_p99_ratio_copying": "",
@@ -94,6 +100,31 @@ def slow_page(run: Mapping[str, Any]) -> str:
         f"{times[1]:.2f} s with the slow one, where sending took {found['kinds']['on']['transfer_s']:.2f} s."
     )
     return figures_table(run, SLOW_MARKS, conditions)
+
+
+def combined_table() -> str:
+    """A pair against two servers that do both, by length and load, in the kept run."""
+    return combined_page(json.loads(COMBINED_KEPT.read_text())) if COMBINED_KEPT.exists() else "No run is kept here.\n"
+
+
+def combined_page(run: Mapping[str, Any]) -> str:
+    sizes = run["sizes"]
+    rows = [
+        f"| {cell['prompt_tokens']:,} | {cell['in_flight']} | "
+        + " | ".join(ranged(cell[ratio]) for ratio in COMBINED_RATIOS)
+        + f" | {_ttfts(cell['medians'])} |"
+        for cell in run["cells"]
+    ]
+    conditions = (
+        f"`{command_of('benchmark.pd_combined', run['config'])}`, {place_and_time(run['provenance'])}. Answers of "
+        f"{sizes['answer_tokens']} tokens; medians of {sizes['num_rounds']} rounds in turns, smallest and largest."
+    )
+    head = "| prompt | in flight | tokens/s | TTFT | between tokens | its p99 | TTFT of each: pair, combined |"
+    return kept_table(head, rows, conditions)
+
+
+def _ttfts(medians: Mapping[str, Mapping[str, float]]) -> str:
+    return ", ".join(f"{medians[kind]['ttft_s']:.2f} s" for kind in ("pair", "combined"))
 
 
 def classes_table() -> str:

@@ -44,7 +44,7 @@ from benchmark.workload.sharegpt import load_conversations, openings
 from benchmark.workload.tokenizer import HuggingFaceTokenizer
 
 SYSTEMS = ("stock", "router", "hicache", "banyan", "banyan_route")
-RATES = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
+RATES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 WITHIN = (1, 2, 5)
 """Times the first token of a hit on an idle server."""
 

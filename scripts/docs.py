@@ -41,6 +41,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "dual figures": pd_page.dual_table,
     "slow figures": pd_page.slow_table,
     "classes figures": pd_page.classes_table,
+    "combined figures": pd_page.combined_table,
     "remote figures": remote_page.table,
     "faults figures": remote_page.faults_table,
     "source figures": remote_page.source_table,
