@@ -99,8 +99,8 @@ def hot_rank_knob(flag: str, group: str) -> float:
         2.0,
         flag,
         group,
-        """Send no request to a rank whose ongoing tokens exceed this factor times the others' mean, plus one prompt.
-        inf: no limit.""",
+        """Send no request to a rank whose ongoing tokens exceed this factor times the others' mean, plus one prompt,
+        plus four times what only this rank need not compute of it. inf: no limit.""",
         metavar="FACTOR",
         parse=float,
         check=lambda value: None if value >= 1 else "at least 1 (inf: no rank is hot)",

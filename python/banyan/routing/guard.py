@@ -9,6 +9,10 @@ from dataclasses import dataclass
 
 from banyan.routing.view import Query, RankState
 
+TIMES_COMPUTED = 4
+"""What a token that has to be computed weighs against one that is ongoing. In the simulator more changes nothing for
+chats and for agents, and lets a hot prefix heat its rank; 0 sent every chat away from a rank that was merely busy."""
+
 
 @dataclass(frozen=True, slots=True)
 class HotRankGuard:
@@ -18,7 +22,8 @@ class HotRankGuard:
     mean over all ranks, which a rank of two can never exceed twice; hence the others. The prompt is added because
     it is the most that a move can save: below that difference, staying is not slower than computing anew elsewhere.
     It is counted in whole pages, as a rank counts what is ongoing: one whose answer has just ended is not hot for the
-    same prompt.
+    same prompt. What every other rank would have to compute anew is added ``TIMES_COMPUTED`` times: ongoing tokens are
+    mostly there already, and a move would spend more than it saves.
     """
 
     factor: float = 2.0
@@ -36,4 +41,10 @@ class HotRankGuard:
         total = sum(state.ongoing_tokens for state in ranks)
         per_other = self.factor / (len(ranks) - 1)
         prompt = -(-query.num_prompt_tokens // self.page_tokens) * self.page_tokens
-        return [state for state in ranks if state.ongoing_tokens <= (total - state.ongoing_tokens) * per_other + prompt]
+        least, next_least = sorted(query.computed_on(state.rank) for state in ranks)[:2]
+
+        def bound(state: RankState) -> float:
+            anew = next_least - least if query.computed_on(state.rank) == least else 0
+            return (total - state.ongoing_tokens) * per_other + prompt + TIMES_COMPUTED * anew
+
+        return [state for state in ranks if state.ongoing_tokens <= bound(state)]

@@ -176,6 +176,16 @@ def test_guard_when_a_difference_is_smaller_than_the_prompt_then_nobody_is_hot()
     assert list(HotRankGuard().cool(ask(992), ranks)) == ranks[1:]
 
 
+def test_guard_when_only_the_busy_rank_has_the_prompt_then_it_is_not_hot_for_what_a_move_would_save():
+    ranks = [RankState(rank=0, ongoing_tokens=4_000), RankState(rank=1)]
+    assert list(HotRankGuard().cool(ask(960, cached_tokens={0: 944}), ranks)) == ranks
+    assert list(HotRankGuard().cool(ask(960), ranks)) == ranks[1:], "nobody has it"
+    assert list(HotRankGuard().cool(ask(960, cached_tokens={0: 944, 1: 944}), ranks)) == ranks[1:], "both have it"
+    assert list(HotRankGuard().cool(ask(960, fetchable_tokens=944), ranks)) == ranks[1:], "the other can fetch it"
+    much_more = [RankState(rank=0, ongoing_tokens=5_000), RankState(rank=1)]
+    assert list(HotRankGuard().cool(ask(960, cached_tokens={0: 944}), much_more)) == much_more[1:]
+
+
 @pytest.mark.parametrize(("page_tokens", "ongoing_tokens"), [(1, 1_000), (16, 1_008), (64, 1_024)])
 def test_guard_when_a_rank_still_counts_the_pages_of_the_same_prompt_then_it_is_not_hot(page_tokens, ongoing_tokens):
     guard = HotRankGuard(page_tokens=page_tokens)
