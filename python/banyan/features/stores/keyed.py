@@ -153,7 +153,7 @@ class KeyedStore:
             if is_taken:
                 self._waiting.add(feed)
         if not is_taken:
-            feed.end()
+            _end_at_once(feed)
             return read
         keys, namespace, presence = list(found.keys[:num_pages]), found.namespace, self._presence
         wanted = PageRead(
@@ -165,7 +165,7 @@ class KeyedStore:
         except RuntimeError as error:
             # There is no thread to be had.
             if self._begins(feed):
-                feed.end()
+                _end_at_once(feed)
                 self._over(feed)
             self._failed("read_errors", error)
         return read
@@ -330,6 +330,12 @@ class KeyedStore:
     def _failed(self, name: str, error: Exception) -> None:
         self._count(name, 1)
         self._log.about(error)
+
+
+def _end_at_once(feed: Feed) -> None:
+    """Nothing of it comes. A read that is late is promised to nobody; one that has ended may have brought its pages."""
+    feed.be_late()
+    feed.end()
 
 
 def _numbers(offsets: Frames) -> list[int]:

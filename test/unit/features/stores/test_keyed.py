@@ -138,6 +138,7 @@ def test_read_when_no_thread_is_to_be_had_then_its_pages_have_failed_and_nobody_
     found, before = stored.lookup(keys(0, 1)), bytes(memory)
     monkeypatch.setattr(stored._workers, "submit", fails)
     read = stored.read(found, 2, memory, offsets(2, 3))
+    assert read.is_late, "no batch is promised its pages"
     assert len(read.finish()) == 2
     assert bytes(memory) == before and stored._num_reading == 0
     monkeypatch.setattr(stored._asked._workers, "submit", fails)
@@ -249,7 +250,8 @@ def test_library_when_it_hangs_then_waiters_go_on_and_nothing_more_is_asked_of_i
     assert not read.has_ended, "the library may still write to these frames"
     assert stored.lookup(keys(0, 1)).num_pages == 0 and stored.ask(keys(0)) is None
     assert stored.put(keys(2), None, memory, offsets(2)) == ["full"]
-    assert stored.read(found, 1, memory, offsets(6)).finish() == [(0, "gone")]
+    refused = stored.read(found, 1, memory, offsets(6))
+    assert refused.is_late and refused.finish() == [(0, "late")], "no batch is promised its pages"
     assert stored.stats()["stalls"] == 1 and stored.stats()["is_stopped"] == 0, "it comes back by itself"
     values.is_open.set()
     assert {reason for _, reason in read.finish()} == {"late"}
