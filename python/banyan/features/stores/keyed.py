@@ -230,22 +230,20 @@ class KeyedStore:
         return [PRESENT] * num_known + answers
 
     def _wrote(self, pages: Sequence[tuple[Waiting, str]]) -> None:
-        stored = [page for page, outcome in pages if outcome == STORED]
-        for page, outcome in pages:
-            if outcome == PRESENT:
-                self._presence.add([page.key], page.namespace)
-        for page in stored:
-            self._presence.wrote([page.key], page.namespace)
-        self._count("written_pages", len(stored))
-        self._count("written_bytes", len(stored) * self.value_bytes)
-        self._count("write_failures", sum(outcome == FAILED for _, outcome in pages))
+        outcomes = [outcome for _, outcome in pages]
+        self._count("written_pages", outcomes.count(STORED))
+        self._count("written_bytes", outcomes.count(STORED) * self.value_bytes)
+        self._count("write_failures", outcomes.count(FAILED))
         with self._lock:
+            namespace = self._presence.namespace
             # Keys name pages of the present weights: a late one of others would end a page that is still waited for.
-            present = [(page.key, outcome) for page, outcome in pages if page.namespace == self._presence.namespace]
-            self._completed.extend(present)
-            for key, outcome in present:
-                if outcome == STORED:
-                    self._own.put(key, None)
+            current = [(page.key, outcome) for page, outcome in pages if page.namespace == namespace]
+            stored = [key for key, outcome in current if outcome == STORED]
+            self._presence.add([key for key, outcome in current if outcome == PRESENT], namespace)
+            self._presence.wrote(stored, namespace)
+            for key in stored:
+                self._own.put(key, None)
+            self._completed.extend(current)
 
     def completed(self) -> list[tuple[str, str]]:
         """As ``ports.PageStore`` says. Stored: others find it. It is not synced to a drive."""

@@ -80,7 +80,6 @@ class Writes:
         self._names: set[str] = set()
         self._writing: list[Waiting] = []
         self._given_up: list[Waiting] | None = None
-        self._num_writing = 0
         self._num_flushing = 0
         self._num_failed = 0
         self._has_ended = False
@@ -97,7 +96,7 @@ class Writes:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting) + self._num_writing
+        return len(self._waiting) + len(self._writing)
 
     def put(self, pages: Sequence[Waiting]) -> list[str]:
         """Queue a chain of pages: for each "queued", "present" (queued before) or "full", and then all that follow."""
@@ -145,15 +144,16 @@ class Writes:
                 return self._num_failed - num_failed
             dropped = self._take(len(self._waiting))
         self._end(dropped, [FAILED] * len(dropped))
+        num_writing = len(self._writing)
         raise TimeoutError(
-            f"the store does not answer: {len(dropped)} pages were given up, {self._num_writing} are on their way"
+            f"the store does not answer: {len(dropped)} pages were given up, {num_writing} are on their way"
         )
 
     def drop(self) -> None:
         """Give up what waits: it completes as failed. Waits for what is being written, and gives that up, too."""
         with self._changed:
             dropped = self._take(len(self._waiting))
-            if not self._changed.wait_for(lambda: not self._num_writing, LEAVE_S):
+            if not self._changed.wait_for(lambda: not self._writing, LEAVE_S):
                 self._given_up = self._writing
         self._end(dropped, [FAILED] * len(dropped))
 
@@ -173,7 +173,6 @@ class Writes:
                     return
                 batch = self._take(self._num_allowed())
                 self._writing = batch
-                self._num_writing = len(batch)
                 if not batch:
                     self._changed.wait(LOOK_S)
                     continue
@@ -189,10 +188,9 @@ class Writes:
                     batch += self._take(len(self._waiting))
                 outcomes = [FAILED] * len(batch)
             self.writing_us += (time.monotonic_ns() - begun_ns) // 1000
-            self._writing = []
             self._end(batch, outcomes)
             with self._changed:
-                self._num_writing = 0
+                self._writing = []
                 self._num_failed += outcomes.count(FAILED)
                 self._changed.notify_all()
 
@@ -201,7 +199,7 @@ class Writes:
         with self._changed:
             self._has_ended = True
             lost = [*self._writing, *self._take(len(self._waiting))]
-            self._writing, self._num_writing = [], 0
+            self._writing = []
             self._num_failed += len(lost)
             self._changed.notify_all()
         self._end(lost, [FAILED] * len(lost))
