@@ -30,7 +30,7 @@ from banyan.features.stores.value_reads import PageRead, PageReader, ReadPace
 from banyan.features.stores.values import Iovec, Values
 from banyan.features.stores.watch import Watch
 from banyan.features.stores.workers import Workers
-from banyan.features.stores.writes import BATCH, FAILED, LEAVE_S, PRESENT, STORED, Waiting, Writes
+from banyan.features.stores.writes import BATCH, FAILED, PRESENT, STORED, Waiting, Writes
 from banyan.latest import Latest
 from banyan.ports import Frames
 
@@ -39,6 +39,8 @@ HEADERS_AT_ONCE = 256
 MAX_READS = 256
 BACKLOG_BYTES = 256 << 20
 STALL_S = 10.0
+LEAVE_S = 10.0
+"""So long a library that does not answer is waited for in the end."""
 COUNTED = (
     "written_pages",
     "written_bytes",
@@ -274,26 +276,30 @@ class KeyedStore:
         Raises:
             OSError: when the library refuses, or has not answered in time.
         """
-        self._writes.drop()
+        has_ended = self._writes.drop(LEAVE_S)
         with self._lock:
             # The latest first.
             keys = list(reversed(self._own))
             self._own.clear()
         self._presence.clear()
+        names = [name_of(self._presence.namespace, key) for key in keys]
         try:
-            return self._evictions.remove([name_of(self._presence.namespace, key) for key in keys]) if keys else 0
+            num_removed = self._evictions.remove(names) if names else 0
         except OSError:
             # The next one has them to remove.
             with self._lock:
                 self._own.update(dict.fromkeys(reversed(keys)))
             raise
+        if not has_ended:
+            raise TimeoutError("the store still writes pages: they are removed when it is done")
+        return num_removed
 
     def invalidate(self, namespace: bytes) -> None:
         with self._lock:
             self._presence.begin(namespace)
             self._own.clear()
             self._completed.clear()
-        self._writes.drop()
+        self._writes.drop(LEAVE_S)
 
     def stats(self) -> dict[str, int]:
         return {
@@ -310,9 +316,9 @@ class KeyedStore:
         if self._has_ended:
             return
         self._has_ended = True
-        self._writes.close()
         deadline_s = monotonic() + LEAVE_S
-        self._asked.close(deadline_s - monotonic())
+        self._writes.close(LEAVE_S)
+        self._asked.close(max(0.0, deadline_s - monotonic()))
         self._workers.close(0.0 if self._watch.is_stalled else max(0.0, deadline_s - monotonic()))
         # What waits behind a library that hangs does not begin any more.
         for feed in list(self._waiting):

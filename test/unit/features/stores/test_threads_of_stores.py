@@ -74,7 +74,7 @@ def test_writes_when_their_thread_ends_by_a_fault_then_all_that_wait_have_failed
     assert num_ended() == before + 1
     assert done == [("a", FAILED), ("b", FAILED)] and writes.num_waiting == 0
     assert writes.flush(5.0) == 0 and writes.put(pages) == ["full"] * 2
-    writes.close()
+    writes.close(5.0)
 
 
 def test_question_when_answering_it_fails_then_it_is_over_all_the_same():
