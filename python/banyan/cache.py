@@ -64,12 +64,13 @@ class _Seen:
     offer: Offer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Queued:
     """A fetch, and what it holds of each kind, the full pages first."""
 
     fetch: Fetch
     held: tuple[Held, ...]
+    is_given_up: bool = False
 
 
 @dataclass(slots=True)
@@ -175,7 +176,6 @@ class PrefixCache(Generic[Request]):
         self._ending: list[_Batch] = []
         self._finished_early: dict[int, bool] = {}
         self._num_started = 0
-        self._is_given_up = False
         self._is_stopped = False
 
     def read_elsewhere(self, elsewhere: Elsewhere) -> None:
@@ -333,20 +333,21 @@ class PrefixCache(Generic[Request]):
         """
         leased = [item for item in self._queued.values() if any(held.lease is not None for held in item.held)]
         _release(held for item in leased for held in item.held)
-        self._is_given_up = self._is_given_up or bool(leased)
+        for item in leased:
+            item.is_given_up = True
         return len(leased)
 
     # ---- move --------------------------------------------------------------------------------------------------
 
     def start(self) -> int:
         """Start the copies of every queued fetch as one batch; its index, or ``NOTHING_QUEUED``."""
-        queued, is_given_up = list(self._queued.values()), self._is_given_up
+        queued = list(self._queued.values())
         self._queued.clear()
-        self._is_given_up = False
         self._planner.started([item.fetch for item in queued])
         if not queued:
             return NOTHING_QUEUED
         self._num_started += 1
+        is_given_up = any(item.is_given_up for item in queued)
         copy = _failed(queued) if is_given_up else self._copy_of(queued)
         self._moving[self._num_started] = _Batch(queued, copy)
         return self._num_started

@@ -174,10 +174,11 @@ def test_fetches_when_given_up_then_peers_have_their_pages_back_and_the_batch_fa
     assert ids(node.holder.retire(frames(4))) == [4]
 
 
-def test_fetches_when_given_up_and_cancelled_then_the_next_batch_lands(node):
+@pytest.mark.parametrize("take_back", [lambda reader: reader.cancel("r"), lambda reader: reader.quiesce()])
+def test_fetches_when_given_up_and_taken_back_then_the_next_batch_lands(node, take_back):
     node.holder.publish(frames(3), keys(1))
     assert node.reader.admit("r", keys(1), frames(7)) and node.reader.give_up() == 1
-    assert node.reader.cancel("r") and node.reader.start() == NOTHING_QUEUED
+    take_back(node.reader)
     assert node.reader.admit("s", keys(1), frames(8))
     assert node.reader.finish(node.reader.start())
 

@@ -122,6 +122,9 @@ class Archive:
             if outcome == "present":
                 # It was there: nothing was spent on it.
                 self._admission.unspend(self._record_bytes)
+            elif outcome == "failed":
+                # Most of those were never begun: the queue was given up.
+                self._admission.give_back(PageKey(key), self._record_bytes)
             self._counters.archived_pages += outcome == "stored"
             self._counters.archive_failed_pages += outcome == "failed"
 

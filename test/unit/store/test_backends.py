@@ -6,10 +6,13 @@ from __future__ import annotations
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from banyan.core import Address
 from banyan.features.stores import mooncake
+from banyan.features.stores.nixl_files import FOLDER
 from banyan.ports import PageStore
 from banyan.store import backends
 from banyan.store.backends import Space, look, open_store
@@ -73,6 +76,17 @@ def test_store_when_its_library_is_not_there_then_how_to_get_it(
         looked_at(url)
 
 
+@pytest.mark.parametrize("act", [opened, looked_at])
+@pytest.mark.parametrize("below", [".", FOLDER])
+def test_nixl_when_others_may_write_a_folder_of_it_then_refused_by_a_look_as_well(
+    act, below: str, tmp_path: Path
+) -> None:
+    (tmp_path / "kv" / FOLDER).mkdir(parents=True, mode=0o700)
+    (tmp_path / "kv" / below).chmod(0o777)
+    with pytest.raises(ValueError, match=r"--banyan-store.*others may write it.*chmod go-w"):
+        act(f"nixl+posix://{tmp_path / 'kv'}")
+
+
 def test_look_when_there_is_nothing_to_say_then_nothing() -> None:
     assert looked_at("/kv") == ""
     assert "POSIX" in looked_at("nixl+posix:///kv")
@@ -84,11 +98,33 @@ def test_look_when_there_is_nothing_to_say_then_nothing() -> None:
         ({"segment": "4"}, "unknown field `segment`: use metadata, segment_gb, buffer_mb"),
         ({"segment_gb": "much"}, "Expected `float`, got `str` - at `\\$.segment_gb`"),
         ({"segment_gb": "-1"}, "`float` >= 0.0 - at `\\$.segment_gb`"),
+        ({"segment_gb": "inf"}, "`float` <= 1048576.0 - at `\\$.segment_gb`"),
+        ({"buffer_mb": "9999999999999"}, "`int` <= 1048576 - at `\\$.buffer_mb`"),
     ],
 )
 def test_mooncake_when_an_option_is_wrong_then_which(options: dict[str, str], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         mooncake.MooncakeOptions.parse(options)
+
+
+def test_mooncake_when_its_master_is_gone_then_what_is_to_be_removed_does_not_count_as_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may come back, with all of it."""
+    codes = iter([0, mooncake.NO_ANSWER])
+    client = SimpleNamespace(
+        setup=lambda *args: 0,
+        register_buffer=lambda *args: 0,
+        unregister_buffer=lambda address: 0,
+        batch_put_from_multi_buffers=lambda names, *args: [0] * len(names),
+        batch_remove=lambda names, by_force: [next(codes)] * len(names),
+    )
+    monkeypatch.setattr(mooncake, "load_library", lambda: lambda: client)
+    monkeypatch.setattr(mooncake, "own_host", lambda master: "127.0.0.1")
+    values = mooncake.MooncakeValues(Address("127.0.0.1", 1), mooncake.MooncakeOptions(), value_bytes=8)
+    with pytest.raises(OSError, match=r"master at .* does not answer"):
+        values.remove(["a", "b"])
+    assert values.remove([]) == 0
 
 
 def test_mooncake_when_options_are_given_then_taken() -> None:

@@ -7,6 +7,7 @@ Invariant: every question that was taken is answered, and no more than ``MAX_QUE
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ class AskedValues:
         self._presence = presence
         self._failed = failed
         self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
         self._under_way: dict[int, float] = {}
         self._silent_until_s = float("-inf")
         self._over: deque[tuple[int, KeyedFound | None]] = deque()
@@ -62,25 +64,26 @@ class AskedValues:
     def ask(self, keys: Sequence[str], namespace: bytes) -> int | None:
         """The number of the question; None where the store is not asked: it is slow, or has just failed."""
         now_s = monotonic()
-        oldest_s = next(iter(self._under_way.values()), now_s)
-        if len(self._under_way) >= MAX_QUESTIONS or now_s - oldest_s > SLOW_S or now_s < self._silent_until_s:
-            return None
-        number = next(self._numbers)
+        with self._lock:
+            oldest_s = next(iter(self._under_way.values()), now_s)
+            is_full = len(self._under_way) + len(self._over) >= MAX_QUESTIONS
+            if is_full or now_s - oldest_s > SLOW_S or now_s < self._silent_until_s:
+                return None
+            number = next(self._numbers)
+            self._under_way[number] = now_s
         try:
             self._workers.submit(partial(self._ask, number, list(keys), namespace))
         except RuntimeError as error:
             # There is no thread to be had.
-            self._silent_until_s = now_s + SILENCE_S
-            self._failed(error)
+            del self._under_way[number]
+            self._falls_silent(error)
             return None
-        self._under_way[number] = now_s
         return number
 
     def answers(self) -> list[tuple[int, KeyedFound | None]]:
         over = []
         while self._over:
             over.append(self._over.popleft())
-            self._under_way.pop(over[-1][0], None)
         return over
 
     def close(self, within_s: float) -> None:
@@ -90,24 +93,27 @@ class AskedValues:
         found = None
         try:
             there = self._there(keys, namespace)
-            found = KeyedFound(there, namespace) if there else None
+            self._presence.add(there, namespace)
+            num_known = self._presence.num_leading(there, namespace)
+            found = KeyedFound(there[:num_known], namespace) if num_known else None
         finally:
-            self._over.append((number, found))
+            # Here, and not when somebody looks at the answers: that may be long after, and it has not been slow.
+            with self._lock:
+                del self._under_way[number]
+                self._over.append((number, found))
 
     def _there(self, keys: Sequence[str], namespace: bytes) -> Sequence[str]:
-        try:
-            there = keys[: self._num_there(keys, namespace)]
-        except Exception as error:  # noqa: BLE001 - whatever a library raises costs hits, and nothing else
-            self._silent_until_s = monotonic() + SILENCE_S
-            self._failed(error)
-            return []
-        self._presence.add(there, namespace)
-        return there[: self._presence.num_leading(there, namespace)]
-
-    def _num_there(self, keys: Sequence[str], namespace: bytes) -> int:
+        """The leading pages that the store says to hold."""
         for first in range(0, len(keys), ASK_PAGES):
-            some = keys[first : first + ASK_PAGES]
-            there = self._values.present([name_of(namespace, key) for key in some])
+            try:
+                there = self._values.present([name_of(namespace, key) for key in keys[first : first + ASK_PAGES]])
+            except Exception as error:  # noqa: BLE001 - whatever a library raises costs hits, and nothing else
+                self._falls_silent(error)
+                return []
             if not all(there):
-                return first + there.index(False)
-        return len(keys)
+                return keys[: first + there.index(False)]
+        return keys
+
+    def _falls_silent(self, error: Exception) -> None:
+        self._silent_until_s = monotonic() + SILENCE_S
+        self._failed(error)

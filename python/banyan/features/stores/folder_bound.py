@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,20 +31,22 @@ class Entry:
 
 
 def entries_of(folder: str) -> Iterator[Entry]:
-    """All files below ``folder``; those that go away meanwhile are left out."""
+    """All files below ``folder``; those that go away meanwhile, or whose entry is damaged, are left out.
+
+    Raises:
+        OSError: for ``folder`` itself, where it is there.
+    """
     try:
         found = list(os.scandir(folder))
     except FileNotFoundError:
         return
     for entry in found:
-        if entry.is_dir(follow_symlinks=False):
-            yield from entries_of(entry.path)
-            continue
-        try:
-            state = entry.stat(follow_symlinks=False)
-        except FileNotFoundError:
-            continue
-        yield Entry(entry.path, state.st_size, state.st_mtime)
+        with suppress(OSError):
+            if entry.is_dir(follow_symlinks=False):
+                yield from entries_of(entry.path)
+            else:
+                state = entry.stat(follow_symlinks=False)
+                yield Entry(entry.path, state.st_size, state.st_mtime)
 
 
 class FolderBound:
@@ -67,7 +70,9 @@ class FolderBound:
             self._held_bytes, self._unseen_bytes = self._count(), num_bytes
         if self._held_bytes + num_bytes > self._quota_bytes:
             self._cut(int(TARGET * self._quota_bytes) - num_bytes)
-        has_room = all(self._free_bytes(folder) - num_bytes >= self._floor_bytes for folder in self._folders)
+        has_room = self._held_bytes + num_bytes <= self._quota_bytes and all(
+            self._free_bytes(folder) - num_bytes >= self._floor_bytes for folder in self._folders
+        )
         self.num_pauses += not has_room
         self._held_bytes += num_bytes if has_room else 0
         return has_room
@@ -88,6 +93,9 @@ class FolderBound:
                 self.num_evicted += 1
             except FileNotFoundError:
                 pass
+            except OSError:
+                # It stays, and so do its bytes: others go in its place.
+                continue
             self._remove_empty(os.path.dirname(entry.path))
             held_bytes -= entry.num_bytes
         self._held_bytes, self._unseen_bytes = held_bytes, 0

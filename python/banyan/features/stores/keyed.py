@@ -30,7 +30,7 @@ from banyan.features.stores.value_reads import PageRead, PageReader, ReadPace
 from banyan.features.stores.values import Iovec, Values
 from banyan.features.stores.watch import Watch
 from banyan.features.stores.workers import Workers
-from banyan.features.stores.writes import BATCH, FAILED, LEAVE_S, PRESENT, STORED, Waiting, Writes
+from banyan.features.stores.writes import BATCH, FAILED, PRESENT, STORED, Waiting, Writes
 from banyan.latest import Latest
 from banyan.ports import Frames
 
@@ -39,6 +39,8 @@ HEADERS_AT_ONCE = 256
 MAX_READS = 256
 BACKLOG_BYTES = 256 << 20
 STALL_S = 10.0
+LEAVE_S = 10.0
+"""So long a library that does not answer is waited for in the end."""
 COUNTED = (
     "written_pages",
     "written_bytes",
@@ -153,7 +155,7 @@ class KeyedStore:
             if is_taken:
                 self._waiting.add(feed)
         if not is_taken:
-            feed.end()
+            _end_at_once(feed)
             return read
         keys, namespace, presence = list(found.keys[:num_pages]), found.namespace, self._presence
         wanted = PageRead(
@@ -165,7 +167,7 @@ class KeyedStore:
         except RuntimeError as error:
             # There is no thread to be had.
             if self._begins(feed):
-                feed.end()
+                _end_at_once(feed)
                 self._over(feed)
             self._failed("read_errors", error)
         return read
@@ -230,22 +232,20 @@ class KeyedStore:
         return [PRESENT] * num_known + answers
 
     def _wrote(self, pages: Sequence[tuple[Waiting, str]]) -> None:
-        stored = [page for page, outcome in pages if outcome == STORED]
-        for page, outcome in pages:
-            if outcome == PRESENT:
-                self._presence.add([page.key], page.namespace)
-        for page in stored:
-            self._presence.wrote([page.key], page.namespace)
-        self._count("written_pages", len(stored))
-        self._count("written_bytes", len(stored) * self.value_bytes)
-        self._count("write_failures", sum(outcome == FAILED for _, outcome in pages))
+        outcomes = [outcome for _, outcome in pages]
+        self._count("written_pages", outcomes.count(STORED))
+        self._count("written_bytes", outcomes.count(STORED) * self.value_bytes)
+        self._count("write_failures", outcomes.count(FAILED))
         with self._lock:
+            namespace = self._presence.namespace
             # Keys name pages of the present weights: a late one of others would end a page that is still waited for.
-            present = [(page.key, outcome) for page, outcome in pages if page.namespace == self._presence.namespace]
-            self._completed.extend(present)
-            for key, outcome in present:
-                if outcome == STORED:
-                    self._own.put(key, None)
+            current = [(page.key, outcome) for page, outcome in pages if page.namespace == namespace]
+            stored = [key for key, outcome in current if outcome == STORED]
+            self._presence.add([key for key, outcome in current if outcome == PRESENT], namespace)
+            self._presence.wrote(stored, namespace)
+            for key in stored:
+                self._own.put(key, None)
+            self._completed.extend(current)
 
     def completed(self) -> list[tuple[str, str]]:
         """As ``ports.PageStore`` says. Stored: others find it. It is not synced to a drive."""
@@ -276,26 +276,30 @@ class KeyedStore:
         Raises:
             OSError: when the library refuses, or has not answered in time.
         """
-        self._writes.drop()
+        has_ended = self._writes.drop(LEAVE_S)
         with self._lock:
             # The latest first.
             keys = list(reversed(self._own))
             self._own.clear()
         self._presence.clear()
+        names = [name_of(self._presence.namespace, key) for key in keys]
         try:
-            return self._evictions.remove([name_of(self._presence.namespace, key) for key in keys]) if keys else 0
+            num_removed = self._evictions.remove(names) if names else 0
         except OSError:
             # The next one has them to remove.
             with self._lock:
                 self._own.update(dict.fromkeys(reversed(keys)))
             raise
+        if not has_ended:
+            raise TimeoutError("the store still writes pages: they are removed when it is done")
+        return num_removed
 
     def invalidate(self, namespace: bytes) -> None:
         with self._lock:
             self._presence.begin(namespace)
             self._own.clear()
             self._completed.clear()
-        self._writes.drop()
+        self._writes.drop(LEAVE_S)
 
     def stats(self) -> dict[str, int]:
         return {
@@ -312,9 +316,9 @@ class KeyedStore:
         if self._has_ended:
             return
         self._has_ended = True
-        self._writes.close()
         deadline_s = monotonic() + LEAVE_S
-        self._asked.close(deadline_s - monotonic())
+        self._writes.close(LEAVE_S)
+        self._asked.close(max(0.0, deadline_s - monotonic()))
         self._workers.close(0.0 if self._watch.is_stalled else max(0.0, deadline_s - monotonic()))
         # What waits behind a library that hangs does not begin any more.
         for feed in list(self._waiting):
@@ -330,6 +334,12 @@ class KeyedStore:
     def _failed(self, name: str, error: Exception) -> None:
         self._count(name, 1)
         self._log.about(error)
+
+
+def _end_at_once(feed: Feed) -> None:
+    """Nothing of it comes. A read that is late is promised to nobody; one that has ended may have brought its pages."""
+    feed.be_late()
+    feed.end()
 
 
 def _numbers(offsets: Frames) -> list[int]:

@@ -23,6 +23,8 @@ from banyan.features.stores.value_format import HeaderBuffer, ValueFormat
 from banyan.features.stores.values import Iovec, Transfer, Value
 
 GIB, MIB = 1 << 30, 1 << 20
+MOST = 1 << 20
+"""Of either unit: more than any machine has, and what its bytes are counted in holds it."""
 ANSWERS_S = 3.0
 """So long the master is waited for at the start."""
 LENDERS_S = 5.0
@@ -38,8 +40,8 @@ class MooncakeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a URL says behind its question mark. ``host``: this machine, as the other clients reach it."""
 
     metadata: str = "P2PHANDSHAKE"
-    segment_gb: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    buffer_mb: Annotated[int, msgspec.Meta(gt=0)] = 16
+    segment_gb: Annotated[float, msgspec.Meta(ge=0, le=MOST)] = 0.0
+    buffer_mb: Annotated[int, msgspec.Meta(gt=0, le=MOST)] = 16
     protocol: str = "tcp"
     device: str = ""
     host: str = ""
@@ -213,6 +215,7 @@ class MooncakeValues:
     def remove(self, names: Sequence[str]) -> int:
         # By force: whoever reads such a value just now finds out by its checksums.
         codes = self._store.batch_remove(list(names), True) if names else []
+        self._heed(codes)
         return sum(code == 0 for code in codes)
 
     def stats(self) -> dict[str, int]:

@@ -13,7 +13,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -94,11 +94,19 @@ class _Lane:
         finally:
             self._agent.deregister_memory(registered)
 
-    def move(self, operation: str, moves: Sequence[tuple[int, int, Iovec]]) -> list[bool]:
-        """``moves``: file descriptor, place in the file, memory. A transfer fails as a whole: then each is tried."""
+    def move(self, operation: str, values: Iterable[tuple[int, int, int, Sequence[Iovec]]]) -> set[int]:
+        """``values``: number, file descriptor, place in the file, memory. The numbers of those that have not been moved
+        whole. A transfer fails as a whole: then each part is tried."""
+        owners: list[int] = []
+        moves: list[tuple[int, int, Iovec]] = []
+        for number, fd, start, parts in values:
+            for part in parts:
+                owners.append(number)
+                moves.append((fd, start, part))
+                start += part.num_bytes
         if not moves or self._moved(operation, moves):
-            return [True] * len(moves)
-        return [self._moved(operation, [move]) for move in moves]
+            return set()
+        return {owner for owner, move in zip(owners, moves, strict=True) if not self._moved(operation, [move])}
 
     def _moved(self, operation: str, moves: Sequence[tuple[int, int, Iovec]]) -> bool:
         agent = self._agent
@@ -135,19 +143,13 @@ class _Reading:
         self._chunk = mmap.mmap(-1, CHUNK_BYTES)
 
     def load(self, transfers: Sequence[Transfer]) -> list[bool]:
-        moves: list[tuple[int, int, Iovec]] = []
-        owners: list[int] = []
-        for number, start, to in transfers:
-            for iovec in to if number in self._descriptors else ():
-                moves.append((self._descriptors[number], start, iovec))
-                owners.append(number)
-                start += iovec.num_bytes
-        moved = self._lane.move("READ", moves)
-        failed = {number for number, has_come in zip(owners, moved, strict=True) if not has_come}
+        fds = self._descriptors
+        wanted = [(number, fds[number], start, to) for number, start, to in transfers if number in fds]
+        failed = self._lane.move("READ", wanted)
         for number in failed:
             if self._is_lost(number):
                 self._paths[number].unlink(missing_ok=True)
-        come = self._descriptors.keys() - failed
+        come = fds.keys() - failed
         return [transfer.number in come for transfer in transfers]
 
     def _is_lost(self, number: int) -> bool:
@@ -244,16 +246,9 @@ class NixlFiles:
                 os.close(fd)
 
     def _written(self, values: Sequence[Value], descriptors: Sequence[int]) -> list[bool]:
-        moves, owners = [], []
-        for number, (value, fd) in enumerate(zip(values, descriptors, strict=True)):
-            start = 0
-            for part in value.parts:
-                moves.append((fd, start, part))
-                owners.append(number)
-                start += part.num_bytes
+        wanted = [(number, fd, 0, values[number].parts) for number, fd in enumerate(descriptors)]
         with self._lane() as lane, lane.files(descriptors, self._value_bytes):
-            moved = lane.move("WRITE", moves)
-        failed = {owner for owner, is_done in zip(owners, moved, strict=True) if not is_done}
+            failed = lane.move("WRITE", wanted)
         return [number not in failed for number in range(len(values))]
 
     @contextmanager

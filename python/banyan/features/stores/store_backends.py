@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
 
 from banyan.core import Address
 from banyan.features.stores.keyed import KeyedStore
 from banyan.features.stores.mooncake import MooncakeOptions, MooncakeValues, load_library, own_host
-from banyan.features.stores.nixl_files import NixlFiles, new_agent
+from banyan.features.stores.nixl_files import FLAG, FOLDER, NixlFiles, new_agent
 from banyan.features.stores.value_format import ValueFormat
 from banyan.features.stores.values import Values
+from banyan.owner import look_at_folder
 from banyan.ports import PageStore
 from banyan.store.backends import Backend, Space
 from banyan.store.location import StoreLocation
@@ -52,6 +54,9 @@ def _look_mooncake(location: StoreLocation) -> str:
 
 
 def _look_nixl_posix(location: StoreLocation) -> str:
+    for path in map(Path, location.paths):
+        look_at_folder(path, FLAG)
+        look_at_folder(path / FOLDER, FLAG)
     new_agent("banyan-doctor")
     return "NIXL has its POSIX plugin"
 

@@ -32,8 +32,6 @@ BATCH = 32
 """Pages that are written at once."""
 LOOK_S = 0.01
 """How often a thread that must not write yet looks again."""
-LEAVE_S = 10.0
-"""So long a library that does not answer is waited for in the end."""
 
 STORED, PRESENT, FAILED = "stored", "present", "failed"
 
@@ -80,7 +78,6 @@ class Writes:
         self._names: set[str] = set()
         self._writing: list[Waiting] = []
         self._given_up: list[Waiting] | None = None
-        self._num_writing = 0
         self._num_flushing = 0
         self._num_failed = 0
         self._has_ended = False
@@ -97,7 +94,7 @@ class Writes:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting) + self._num_writing
+        return len(self._waiting) + len(self._writing)
 
     def put(self, pages: Sequence[Waiting]) -> list[str]:
         """Queue a chain of pages: for each "queued", "present" (queued before) or "full", and then all that follow."""
@@ -145,25 +142,29 @@ class Writes:
                 return self._num_failed - num_failed
             dropped = self._take(len(self._waiting))
         self._end(dropped, [FAILED] * len(dropped))
+        num_writing = len(self._writing)
         raise TimeoutError(
-            f"the store does not answer: {len(dropped)} pages were given up, {self._num_writing} are on their way"
+            f"the store does not answer: {len(dropped)} pages were given up, {num_writing} are on their way"
         )
 
-    def drop(self) -> None:
-        """Give up what waits: it completes as failed. Waits for what is being written, and gives that up, too."""
+    def drop(self, within_s: float) -> bool:
+        """Give up what waits: it completes as failed. What is being written is waited for and, when that takes too
+        long, given up as well: it is removed again when the library has written it. Whether it had an end."""
         with self._changed:
             dropped = self._take(len(self._waiting))
-            if not self._changed.wait_for(lambda: not self._num_writing, LEAVE_S):
+            has_ended = self._changed.wait_for(lambda: not self._writing, within_s)
+            if not has_ended:
                 self._given_up = self._writing
         self._end(dropped, [FAILED] * len(dropped))
+        return has_ended
 
-    def close(self) -> None:
+    def close(self, within_s: float) -> None:
         """Finish what is being written, drop the rest. Idempotent."""
         with self._changed:
             self._has_ended = True
             self._changed.notify_all()
-        self._thread.join(LEAVE_S)
-        self.drop()
+        self._thread.join(within_s)
+        self.drop(0.0)
 
     def _run(self) -> None:
         while True:
@@ -173,7 +174,6 @@ class Writes:
                     return
                 batch = self._take(self._num_allowed())
                 self._writing = batch
-                self._num_writing = len(batch)
                 if not batch:
                     self._changed.wait(LOOK_S)
                     continue
@@ -189,10 +189,9 @@ class Writes:
                     batch += self._take(len(self._waiting))
                 outcomes = [FAILED] * len(batch)
             self.writing_us += (time.monotonic_ns() - begun_ns) // 1000
-            self._writing = []
             self._end(batch, outcomes)
             with self._changed:
-                self._num_writing = 0
+                self._writing = []
                 self._num_failed += outcomes.count(FAILED)
                 self._changed.notify_all()
 
@@ -201,7 +200,7 @@ class Writes:
         with self._changed:
             self._has_ended = True
             lost = [*self._writing, *self._take(len(self._waiting))]
-            self._writing, self._num_writing = [], 0
+            self._writing = []
             self._num_failed += len(lost)
             self._changed.notify_all()
         self._end(lost, [FAILED] * len(lost))
@@ -231,11 +230,19 @@ class Writes:
     def _write(self, batch: list[Waiting]) -> list[str]:
         there = self._values.present([page.name for page in batch])
         new = self._made([page for page, is_there in zip(batch, there, strict=True) if not is_there])
-        with self._changed:
-            if self._given_up is batch:
-                return [FAILED] * len(batch)
+        if self._is_given_up(batch):
+            return [FAILED] * len(batch)
         written = iter(self._values.write(new) if new else ())
+        if self._is_given_up(batch):
+            # Whoever gave it up was told that nothing of it is there. A library that is closed is not called any more.
+            if not self._has_ended:
+                self._values.remove([value.name for value in new])
+            return [FAILED] * len(batch)
         return [PRESENT if is_there else STORED if next(written) else FAILED for is_there in there]
+
+    def _is_given_up(self, batch: list[Waiting]) -> bool:
+        with self._changed:
+            return self._given_up is batch
 
     def _made(self, pages: Sequence[Waiting]) -> list[Value]:
         """The values of pages in one memory, their headers in the header buffer."""

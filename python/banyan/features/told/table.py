@@ -123,15 +123,16 @@ class Told:
         """
         self._begin()
         self._latest_pins.pop((tenant, keys[-1]), None)
+        if not self._may_have_place(tenant, keys):
+            self.num_refused += 1
+            raise Refused(self._too_many(tenant))
         num_new = self._all.num_new(tenant, keys)
         if num_new <= self._all.room(tenant) + self._num_yielding(tenant):
             num_new = self._displace(tenant, keys)
         if num_new > self._all.room(tenant):
             self.num_refused += 1
             raise Refused(self._too_much(tenant, num_new))
-        if not self._has_place(tenant, keys):
-            self.num_refused += 1
-            raise Refused(self._too_many(tenant))
+        self._make_place(tenant, keys)
         pin = Prefix(tenant, keys, True, self._clock() + ttl_s, session, space)
         self._latest_pins.put((tenant, keys[-1]), (pin, self._add(pin)))
 
@@ -153,13 +154,14 @@ class Told:
         self._begin()
         if self._is_pinned(tenant, keys):
             return len(keys)
+        if not self._may_have_place(tenant, keys):
+            return 0
         num_new = self._displace(tenant, keys)
         keys = keys[: len(keys) - num_new + min(num_new, max(0, self._all.room(tenant)))]
         # What there is room for may be all that is pinned already.
         if not keys or self._is_pinned(tenant, keys):
             return len(keys)
-        if not self._has_place(tenant, keys):
-            return 0
+        self._make_place(tenant, keys)
         self._add(Prefix(tenant, keys, False, self._clock() + ttl_s, session, space))
         return len(keys)
 
@@ -193,24 +195,32 @@ class Told:
         known = self._prefixes.get((tenant, keys[-1]))
         return known is not None and known.is_pin
 
-    def _has_place(self, tenant: str, keys: Sequence[str]) -> bool:
-        """Whether there may be one prefix more, with these keys; what is retained makes place. One that is there
-        already takes its own."""
-        if (tenant, keys[-1]) in self._prefixes:
-            return True
-        while True:
+    def _may_have_place(self, tenant: str, keys: Sequence[str]) -> bool:
+        """Whether there may be one prefix more, with these keys, once all that is retained has made place. One that is
+        there already takes its own."""
+        retained = [one for one in self if not one.is_pin]
+        own = [one for one in retained if one.tenant == tenant]
+        return (tenant, keys[-1]) in self._prefixes or not (
+            self._has_used_its_share(tenant, len(keys), own) or self._is_full(len(keys), retained)
+        )
+
+    def _make_place(self, tenant: str, keys: Sequence[str]) -> None:
+        """Let go of what is retained until there is a place, as there may be."""
+        while (tenant, keys[-1]) not in self._prefixes:
             is_own_limit = self._has_used_its_share(tenant, len(keys))
-            if not is_own_limit and not self._is_full(len(keys)):
-                return True
-            if not self._drop_oldest(tenant if is_own_limit else None, keys):
-                return False
+            has_place = not is_own_limit and not self._is_full(len(keys))
+            if has_place or not self._drop_oldest(tenant if is_own_limit else None, keys):
+                return
 
-    def _has_used_its_share(self, tenant: str, num_keys: int) -> bool:
+    def _has_used_its_share(self, tenant: str, num_keys: int, without: Sequence[Prefix] = ()) -> bool:
         most_keys = max(num_keys, int(self._share * MOST_KEYS))
-        return self._num_prefixes[tenant] >= self._most_of_tenant or self._num_keys[tenant] + num_keys > most_keys
+        num_left = self._num_keys[tenant] - sum(len(one.keys) for one in without)
+        has_most = self._num_prefixes[tenant] - len(without) >= self._most_of_tenant
+        return has_most or num_left + num_keys > most_keys
 
-    def _is_full(self, num_keys: int) -> bool:
-        return len(self._prefixes) >= MOST_PREFIXES or self._num_keys.total() + num_keys > MOST_KEYS
+    def _is_full(self, num_keys: int, without: Sequence[Prefix] = ()) -> bool:
+        num_left = self._num_keys.total() - sum(len(one.keys) for one in without)
+        return len(self._prefixes) - len(without) >= MOST_PREFIXES or num_left + num_keys > MOST_KEYS
 
     @property
     def _most_of_tenant(self) -> int:

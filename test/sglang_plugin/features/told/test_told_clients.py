@@ -146,6 +146,20 @@ def test_pin_when_one_rank_alone_refuses_then_400_with_its_line_and_the_others_t
     assert [(body["action"], body["takes_back"]) for body in manager.told] == [("pin", False), ("release", True)]
 
 
+def test_actions_when_each_takes_its_time_then_their_request_waits_no_longer_than_for_one(manager, monkeypatch):
+    monkeypatch.setattr(telling_ranks, "TIMEOUT_S", 0.2)
+
+    async def slow(asked):
+        manager.told.append(asked.body)
+        await asyncio.sleep(0.08)
+        return [DumperControlReqOutput(success=True, response=[{"num_pages": 1}], error="")]
+
+    monkeypatch.setattr(manager, "dumper_control", slow)
+    with pytest.raises(BadRequest, match=r"^kv_hints: pin: the ranks have not answered within"):
+        ask(manager, *[("pin", "1", {"input_ids": [number]}) for number in range(1, 11)])
+    assert len(manager.told) < 5
+
+
 async def all_that_can_run():
     """Goes on; how long that takes does not matter."""
     for _ in range(100):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -74,6 +76,43 @@ def test_room_when_more_is_wanted_than_may_ever_be_then_none_and_nothing_goes(fo
 def test_room_when_the_file_system_is_full_then_none(folder: Path) -> None:
     made = bound(folder, 10, floor_bytes=1 << 60)
     assert not made.make_room(PAGE_BYTES) and made.num_pauses == 1
+
+
+def test_room_when_a_file_cannot_be_looked_at_and_another_not_be_removed_then_others_go_in_their_place(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "damaged").mkdir()
+    stat, unlink, scandir = os.DirEntry.stat, os.unlink, os.scandir
+
+    class Entry:
+        """As the system's, of a drive that has lost the inode of file 1 and the folder ``damaged``."""
+
+        def __init__(self, entry: os.DirEntry[str]) -> None:
+            self.path, self.is_dir, self._entry = entry.path, entry.is_dir, entry
+
+        def stat(self, *, follow_symlinks: bool) -> os.stat_result:
+            if self._entry.name == "1":
+                raise OSError(errno.EUCLEAN, "structure needs cleaning")
+            return stat(self._entry, follow_symlinks=follow_symlinks)
+
+    def scanned(path: str) -> Iterator[Entry]:
+        if path.endswith("damaged"):
+            raise OSError(errno.EIO, "lost")
+        return map(Entry, scandir(path))
+
+    def removed(path: str) -> None:
+        if stuck and Path(path).name in stuck:
+            raise OSError(errno.EIO, "lost")
+        unlink(path)
+
+    stuck = {"0"}
+    monkeypatch.setattr(os, "scandir", scanned)
+    monkeypatch.setattr(os, "unlink", removed)
+    made = bound(folder, 9)
+    assert made.make_room(2 * PAGE_BYTES)
+    assert left(folder) == list("045678") and made.num_evicted == 2
+    stuck = set("045678")
+    assert not made.make_room(4 * PAGE_BYTES), "nothing goes"
 
 
 def test_entries_when_there_is_no_folder_then_none(tmp_path: Path) -> None:

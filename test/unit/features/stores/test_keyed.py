@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from banyan._native import SharedBytes
-from banyan.features.stores import writes
+from banyan.features.stores import keyed
 from banyan.features.stores.keyed import NUM_READERS, KeyedStore
 from banyan.features.stores.presence_cache import KNOWN_S
 from banyan.features.stores.value_format import ValueFormat
@@ -101,6 +101,19 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+def hanging(values: InMemory, call: str, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """A library that hangs in one call: set when it does, and to be set for it to go on."""
+    is_asked, goes_on, answer = threading.Event(), threading.Event(), getattr(values, call)
+
+    def hang(asked: Sequence[Any]) -> list[bool]:
+        is_asked.set()
+        goes_on.wait()
+        return answer(asked)
+
+    monkeypatch.setattr(values, call, hang)
+    return is_asked, goes_on
+
+
 @pytest.fixture
 def values() -> InMemory:
     return InMemory()
@@ -138,6 +151,7 @@ def test_read_when_no_thread_is_to_be_had_then_its_pages_have_failed_and_nobody_
     found, before = stored.lookup(keys(0, 1)), bytes(memory)
     monkeypatch.setattr(stored._workers, "submit", fails)
     read = stored.read(found, 2, memory, offsets(2, 3))
+    assert read.is_late, "no batch is promised its pages"
     assert len(read.finish()) == 2
     assert bytes(memory) == before and stored._num_reading == 0
     monkeypatch.setattr(stored._asked._workers, "submit", fails)
@@ -220,13 +234,32 @@ def test_pages_when_the_store_has_let_go_of_them_then_they_are_asked_for_again_i
 def test_close_when_the_library_answers_no_question_then_it_is_not_waited_for(
     stored: KeyedStore, values: InMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("banyan.features.stores.keyed.LEAVE_S", 0.05)
+    monkeypatch.setattr(keyed, "LEAVE_S", 0.05)
     values.is_open.clear()
     assert stored.ask(keys(4)) is not None
     begun_s = time.monotonic()
     stored.close()
     assert time.monotonic() - begun_s < 5
     values.is_open.set()
+
+
+def test_close_when_a_write_hangs_then_nothing_else_is_waited_for_and_the_library_is_not_called_again(
+    store: KeyedStore, values: InMemory, memory: SharedBytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyed, "LEAVE_S", 0.05)
+    waits_s: list[float] = []
+    for one in (store._asked, store._workers):
+        monkeypatch.setattr(one, "close", waits_s.append)
+    drop = store._writes.drop
+    monkeypatch.setattr(store._writes, "drop", lambda within_s: waits_s.append(within_s) or drop(within_s))
+    is_asked, goes_on = hanging(values, "write", monkeypatch)
+    store.put(keys(0), None, memory, offsets(0))
+    is_asked.wait()
+    store.close()
+    assert waits_s == [0.0] * 3
+    goes_on.set()
+    store._writes._thread.join()
+    assert len(values.held) == 1, "it would have to be asked to remove it"
 
 
 @pytest.mark.parametrize("kind", [OSError, RuntimeError])
@@ -249,7 +282,8 @@ def test_library_when_it_hangs_then_waiters_go_on_and_nothing_more_is_asked_of_i
     assert not read.has_ended, "the library may still write to these frames"
     assert stored.lookup(keys(0, 1)).num_pages == 0 and stored.ask(keys(0)) is None
     assert stored.put(keys(2), None, memory, offsets(2)) == ["full"]
-    assert stored.read(found, 1, memory, offsets(6)).finish() == [(0, "gone")]
+    refused = stored.read(found, 1, memory, offsets(6))
+    assert refused.is_late and refused.finish() == [(0, "late")], "no batch is promised its pages"
     assert stored.stats()["stalls"] == 1 and stored.stats()["is_stopped"] == 0, "it comes back by itself"
     values.is_open.set()
     assert {reason for _, reason in read.finish()} == {"late"}
@@ -297,20 +331,13 @@ def test_page_when_it_is_damaged_and_cannot_be_removed_then_that_is_counted(
 def test_weights_when_a_write_hangs_through_their_update_then_nothing_else_is_found_under_its_name(
     values: InMemory, memory: SharedBytes, monkeypatch: pytest.MonkeyPatch, hangs_in: str
 ) -> None:
-    """The frame is another page's by then: of other weights, or of another tenant."""
-    monkeypatch.setattr(writes, "LEAVE_S", 0.2)
-    goes_on, answer = threading.Event(), getattr(values, hangs_in)
-    hanging = threading.Event()
-
-    def hang(asked: Sequence[Any]) -> list[bool]:
-        hanging.set()
-        goes_on.wait()
-        return answer(asked)
-
-    monkeypatch.setattr(values, hangs_in, hang)
+    """The frame is another page's by then: of other weights, or of another tenant. What was given up does not go."""
+    monkeypatch.setattr(keyed, "LEAVE_S", 0.2)
+    monkeypatch.setattr(values, "remove", lambda names: 0)
+    is_asked, goes_on = hanging(values, hangs_in, monkeypatch)
     store = KeyedStore(values, namespace=b"n" * 32, layer_bytes=LAYER_BYTES, stall_s=STALL_S)
     store.put(keys(0), None, memory, offsets(0))
-    hanging.wait()
+    is_asked.wait()
     with pytest.raises(TimeoutError):
         store.sync(0.2)
     store.invalidate(b"w" * 32)
@@ -321,7 +348,6 @@ def test_weights_when_a_write_hangs_through_their_update_then_nothing_else_is_fo
     assert store.completed() == [(*keys(0), "stored")], "that of the new weights"
     store.close()
 
-    monkeypatch.setattr(values, hangs_in, answer)
     other = KeyedStore(values, namespace=b"n" * 32, layer_bytes=LAYER_BYTES, stall_s=STALL_S)
     number = other.ask(keys(0))
     answers: list[Any] = []
@@ -363,6 +389,23 @@ def test_flush_when_the_library_hangs_then_nobody_waits_for_it_and_it_is_said(
     assert stored.lookup(keys(0)).num_pages == 0
     values.is_open.set()
     until(lambda: not values.held)
+
+
+def test_flush_when_a_write_hangs_then_it_is_said_and_its_page_goes_when_it_is_written(
+    store: KeyedStore, values: InMemory, memory: SharedBytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyed, "LEAVE_S", 0.05)
+    is_asked, goes_on = hanging(values, "write", monkeypatch)
+    store.put(keys(0), None, memory, offsets(0))
+    is_asked.wait()
+    with pytest.raises(TimeoutError, match="still writes"):
+        store.clear()
+    goes_on.set()
+    done: list[tuple[str, str]] = []
+    until(lambda: bool(done.extend(store.completed()) or done))
+    assert done == [(*keys(0), "failed")] and not values.held and store.lookup(keys(0)).num_pages == 0
+    store.put(keys(0), None, memory, offsets(0))
+    assert store.sync() == 0 and store.clear() == 1 and not values.held
 
 
 def test_flush_when_the_library_refuses_then_it_is_said_that_others_may_find_the_pages(

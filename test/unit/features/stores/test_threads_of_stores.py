@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from banyan import _native
+from banyan.features.stores import asked_values
 from banyan.features.stores import workers as workers_module
 from banyan.features.stores.asked_values import AskedValues
 from banyan.features.stores.watch import Watch
@@ -73,7 +74,7 @@ def test_writes_when_their_thread_ends_by_a_fault_then_all_that_wait_have_failed
     assert num_ended() == before + 1
     assert done == [("a", FAILED), ("b", FAILED)] and writes.num_waiting == 0
     assert writes.flush(5.0) == 0 and writes.put(pages) == ["full"] * 2
-    writes.close()
+    writes.close(5.0)
 
 
 def test_question_when_answering_it_fails_then_it_is_over_all_the_same():
@@ -85,6 +86,25 @@ def test_question_when_answering_it_fails_then_it_is_over_all_the_same():
     until(lambda: answers.extend(asked.answers()) or answers)
     asked.close(5.0)
     assert answers == [(number, None)] and num_ended() == before + 1
+
+
+def test_question_when_it_was_answered_long_before_somebody_looks_then_the_next_is_asked(monkeypatch):
+    """A step of the scheduler may take longer than the store's patience."""
+    now_s = [0.0]
+    monkeypatch.setattr(asked_values, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(asked_values, "MAX_QUESTIONS", 2)
+    values = SimpleNamespace(present=lambda names: [False] * len(names))
+    presence = SimpleNamespace(add=lambda keys, namespace: None, num_leading=lambda keys, namespace: 0)
+    asked = AskedValues(values, presence, failed=fail)
+    first = asked.ask(["a"], b"")
+    until(lambda: len(asked._over) == 1)
+    now_s[0] += 2 * asked_values.SLOW_S
+    second = asked.ask(["b"], b"")
+    assert second is not None
+    until(lambda: len(asked._over) == 2)
+    assert asked.ask(["c"], b"") is None, "nobody looks at so many answers"
+    assert asked.answers() == [(first, None), (second, None)]
+    asked.close(5.0)
 
 
 def test_workers_when_one_hangs_then_who_closes_is_not_held_up_and_what_waits_does_not_begin():

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
@@ -192,6 +194,43 @@ def test_prefixes_when_a_tenant_has_many_small_ones_then_others_have_place_and_k
         rig.told.pin("flood", chain("i", 1), 10.0)
     assert rig.kept == {*chain("q", 3), "g 0", "h 0"}
     rig.told.pin("another", chain("a", 1), 10.0)
+
+
+@pytest.mark.parametrize("ask", [Told.pin, Told.retain], ids=["pinned", "retained"])
+def test_prefixes_when_pins_leave_no_place_then_what_is_not_kept_throws_nothing_away(
+    monkeypatch: pytest.MonkeyPatch, ask: Callable[..., object]
+) -> None:
+    """Neither for the want of a place nor, before that, to have room for its pages."""
+    monkeypatch.setattr(table, "MOST_PREFIXES", 8)
+    monkeypatch.setattr(table, "MOST_KEYS", 60)
+    rig = Rig(num_pages=40, share=0.5)
+    rig.told.retain("quiet", chain("q", 8), 10.0)
+    rig.told.retain("quiet", chain("r", 8), 10.0)
+    for number in range(4):
+        rig.told.pin("loud", chain(f"p{number}", 1), 10.0)
+    before = set(rig.kept)
+    with contextlib.suppress(Refused):
+        assert ask(rig.told, "loud", chain("more", 2), 10.0) == 0
+    assert rig.kept == before
+    rig.told.release("loud", chain("p0", 1))
+    with contextlib.suppress(Refused):
+        assert ask(rig.told, "loud", chain("long", 60), 10.0) == 0, "more keys than are left beside its own"
+    assert rig.kept == before - {"p0 0"}
+
+
+@pytest.mark.parametrize("ask", [Told.pin, Told.retain], ids=["pinned", "retained"])
+def test_keys_when_pins_leave_too_few_then_what_is_not_kept_throws_nothing_away(
+    monkeypatch: pytest.MonkeyPatch, ask: Callable[..., object]
+) -> None:
+    monkeypatch.setattr(table, "MOST_KEYS", 60)
+    rig = Rig(num_pages=400, share=0.5)
+    rig.told.retain("quiet", chain("q", 8), 10.0)
+    rig.told.pin("loud", chain("p", 6), 10.0)
+    with contextlib.suppress(Refused):
+        assert ask(rig.told, "another", chain("long", 55), 10.0) == 0
+    assert rig.kept == {*chain("q", 8), *chain("p", 6)}
+    rig.told.pin("another", chain("long", 54), 10.0)
+    assert rig.kept == {*chain("p", 6), *chain("long", 54)}
 
 
 def test_keys_when_many_prompts_share_a_long_beginning_then_what_is_remembered_of_them_is_bounded(

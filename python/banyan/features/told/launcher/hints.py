@@ -16,7 +16,7 @@ from typing import Any
 
 from banyan.features.told.cache_control import ttl_s_of
 from banyan.features.told.command import ACTION_VERSION, Action, Command
-from banyan.features.told.launcher.telling_ranks import check, tell, wish
+from banyan.features.told.launcher.telling_ranks import check, deadline_s, tell, wish
 from banyan.routing.conversation import name_of
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.launcher.prompt_tokens import is_only_asked_about
@@ -50,9 +50,10 @@ async def around_tokenize_one_request(original: Callable[..., Awaitable[Any]], m
     tokenized = await original(manager, obj)
     if not runtime.is_sharing() or is_only_asked_about():
         return tokenized
+    until_s = deadline_s()
     for action, payload in _said(obj):
         try:
-            await tell(manager, _command(action, payload, tokenized, manager))
+            await tell(manager, _command(action, payload, tokenized, manager), until_s)
         except ValueError as error:
             raise BadRequest(f"kv_hints: {action}: {error}") from error
     ttl_s = _ttl_s.get()

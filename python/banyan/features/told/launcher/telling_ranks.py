@@ -39,15 +39,21 @@ def check(command: Command, manager: Any) -> None:
         raise ValueError(f"input_ids: {len(command.input_ids)} tokens, the model takes {manager.context_len} at most")
 
 
-async def tell(manager: Any, command: Command) -> dict[str, Any]:
-    """Tell all ranks. What the first of them answers, of those that have found most.
+def deadline_s() -> float:
+    """Until when somebody who begins to wait now waits, by the clock of the event loop."""
+    return asyncio.get_running_loop().time() + TIMEOUT_S
+
+
+async def tell(manager: Any, command: Command, until_s: float | None = None) -> dict[str, Any]:
+    """Tell all ranks. What the first of them answers, of those that have found most. ``until_s``: the ``deadline_s`` of
+    somebody who tells several commands.
 
     Raises:
         Refused: with the line of a rank that refuses, or when they do not answer.
     """
     turn = _turn_at(manager)
     try:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout_at(deadline_s() if until_s is None else until_s):
             await turn.acquire()
             telling = asyncio.ensure_future(_tell(manager, command))
             telling.add_done_callback(lambda told: _is_over(told, turn))
