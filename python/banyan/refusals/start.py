@@ -72,6 +72,12 @@ def arena_memory_refusal(*, need_bytes: int, error: object) -> str:
     return f"no shared memory of {need_bytes} bytes for the host arena ({error}): lower --banyan-host-gb"
 
 
+def arena_size_refusal(*, need_bytes: int, available_bytes: int) -> str:
+    """The line for a host arena that is larger than what is free before there are any ranks."""
+    gib = 1 << 30
+    return f"--banyan-host-gb {need_bytes / gib:g}: {available_bytes / gib:.2f} GiB of memory are free: lower it"
+
+
 def kept_arena_refusal(*, folder: object, error: object) -> str:
     """The line for a folder in which the host arena cannot be kept."""
     return (

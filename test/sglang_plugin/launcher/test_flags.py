@@ -4,8 +4,11 @@
 import logging
 import os
 import pickle
+import tempfile
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -17,7 +20,7 @@ from uvicorn.supervisors import Multiprocess
 
 from banyan import SGLANG_VERSION, _native, faults, patches
 from banyan import feature_list as features
-from banyan.config import HTTP_APP_VARIABLE, OFF_VARIABLE
+from banyan.config import ARENA_FOLDER, HTTP_APP_VARIABLE, OFF_VARIABLE
 from banyan.layout import Layout
 from banyan.sglang_plugin import hook_queue, runtime, seams
 from banyan.sglang_plugin.launcher import flags
@@ -148,6 +151,26 @@ def test_start_when_banyan_itself_fails_then_no_other_server_is_started_in_its_p
         prepare_server_args([*BASE, "--enable-banyan"])
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("banyan: refused:")]
     assert "no descriptor left" in line and "without --enable-banyan" in line
+
+
+@pytest.mark.parametrize(("kept_gib", "is_refused"), [(0, True), (1, True), (2, False)])
+def test_start_when_the_arena_is_larger_than_what_is_free_then_refused_before_any_rank_has_its_weights(
+    monkeypatch, capsys, kept_gib, is_refused
+):
+    monkeypatch.setattr(_native, "available_bytes", lambda: 2 << 30)
+    asked = ["--enable-banyan", "--banyan-host-gb", "4"]
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        if kept_gib:
+            (part := Path(folder, ARENA_FOLDER, "part-0")).parent.mkdir(mode=0o700)
+            part.touch()
+            os.truncate(part, kept_gib << 30)
+            asked += ["--banyan-keep-host-arena", folder]
+        with pytest.raises(SystemExit) if is_refused else nullcontext():
+            prepare_server_args([*BASE, *asked])
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("banyan: refused:")]
+    assert lines == [f"banyan: refused: --banyan-host-gb 4: {2 + kept_gib}.00 GiB of memory are free: lower it"] * (
+        is_refused
+    )
 
 
 def test_start_when_what_serves_the_store_does_not_answer_yet_then_that_is_said_and_the_ranks_ask_again(monkeypatch):

@@ -34,7 +34,7 @@ from banyan.refusals.kinds import KindFacts
 from banyan.refusals.models import ModelFacts
 from banyan.refusals.modes import ModeFacts, mode_refusals
 from banyan.refusals.speculation import DraftFacts
-from banyan.refusals.start import fault_refusal, kept_arena_refusal, store_refusal
+from banyan.refusals.start import arena_size_refusal, fault_refusal, kept_arena_refusal, store_refusal
 from banyan.refusals.tenant_server import TenantFacts, file_refusal, misfit_refusal, tenant_refusals
 from banyan.sglang_plugin import last_words, runtime, seams
 from banyan.sglang_plugin.launcher import cpu_engine, tenant_salts
@@ -130,7 +130,7 @@ def _turn_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
     reasons = [*refusals(facts(args, wanted, layout)), *mode_refusals(modes(args))] if wanted.shares else []
     reasons += [
         *_store_refusals(wanted),
-        *_kept_arena_refusals(wanted),
+        *_arena_refusals(wanted),
         *_tenant_refusals(wanted, args),
         *features.lines(asked_of(args, wanted, layout)),
     ]
@@ -271,19 +271,26 @@ def _tenant_refusals(wanted: Config, args: Any) -> list[str]:
     return tenant_refusals(facts)
 
 
-def _kept_arena_refusals(wanted: Config) -> list[str]:
-    """What can be said of its folder before the weights are loaded. Writes nothing."""
-    if not (wanted.keep_host_arena and wanted.shares):
+def _arena_refusals(wanted: Config) -> list[str]:
+    """What can be said of its size and its folder before the weights are loaded. Writes nothing."""
+    if not (wanted.host_bytes and wanted.shares):
         return []
-    try:
-        nearest = look_at_folder(Path(wanted.keep_host_arena) / ARENA_FOLDER, "--banyan-keep-host-arena")
-        kind = type_of(MOUNTS.read_text(), os.path.realpath(nearest))
-    except (OSError, ValueError) as error:
-        return [kept_arena_refusal(folder=wanted.keep_host_arena, error=error)]
-    if kind in ("tmpfs", "unknown"):
+    available_bytes = _native.available_bytes()
+    if wanted.keep_host_arena:
+        folder = Path(wanted.keep_host_arena) / ARENA_FOLDER
+        try:
+            nearest = look_at_folder(folder, "--banyan-keep-host-arena")
+            kind = type_of(MOUNTS.read_text(), os.path.realpath(nearest))
+            kept_bytes = sum(path.stat().st_size for path in folder.glob("part-*"))
+        except (OSError, ValueError) as error:
+            return [kept_arena_refusal(folder=wanted.keep_host_arena, error=error)]
+        if kind not in ("tmpfs", "unknown"):
+            on_a_disk = f"{nearest} does not lie on tmpfs, but on {kind}: a disk would write it out all the time"
+            return [kept_arena_refusal(folder=wanted.keep_host_arena, error=on_a_disk)]
+        available_bytes = available_bytes and available_bytes + kept_bytes
+    if available_bytes is None or wanted.host_bytes <= available_bytes:
         return []
-    on_a_disk = f"{nearest} does not lie on tmpfs, but on {kind}: a disk would write it out all the time"
-    return [kept_arena_refusal(folder=wanted.keep_host_arena, error=on_a_disk)]
+    return [arena_size_refusal(need_bytes=wanted.host_bytes, available_bytes=available_bytes)]
 
 
 def _store_refusals(wanted: Config) -> list[str]:
