@@ -218,6 +218,16 @@ def test_start_when_the_arenas_size_is_left_open_then_it_has_member_slots():
     assert _native.RankTable.open(runtime.bookkeeping(args)["rank_table"]).num_slots == 4
 
 
+def test_start_when_the_model_has_windows_then_failures_of_this_process_are_counted_where_the_ranks_meet(monkeypatch):
+    monkeypatch.setattr(faults, "_counts", Counter())
+    carried = runtime.bookkeeping(prepare_server_args([*BASE, "--enable-banyan"]))
+    faults.note("here", ValueError())
+    flags.reserve_window_slots(carried)
+    faults.note("here", ValueError())
+    table = _native.RankTable.open(carried["rank_table"])
+    assert (table.num_slots, table.num_failures) == (8, 2)
+
+
 def test_start_when_the_ranks_leave_no_member_slots_then_without_the_arena_and_said(capsys):
     args = prepare_server_args([*BASE[:-1], "40", "--enable-banyan"])
     carried = runtime.bookkeeping(args)

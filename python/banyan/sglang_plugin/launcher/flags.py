@@ -224,7 +224,6 @@ def layout_of(args: Any) -> Layout:
 
 def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
     """Set what the user left open; the bookkeeping that every process reads."""
-    global _rank_table
     for name, parts in features.installed().items():
         if runtime.is_on(name):
             parts.launched(asked_of(args, wanted, layout))
@@ -240,9 +239,7 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
             "linker": "Linker",
             "linker_module_path": "banyan.sglang_plugin.rank.entry",
         }
-        _rank_table = _native.RankTable.create(layout.num_slots(has_arena=wanted.has_arena))
-        faults.count_at(_rank_table.count_failure)
-        carried["rank_table"] = _rank_table.path
+        carried["rank_table"] = _make_rank_table(layout.num_slots(has_arena=wanted.has_arena))
         carried["layout"] = layout.as_dict()
         carried["server"] = uuid.uuid4().hex
         carried["noted"] = []
@@ -253,6 +250,14 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
         args.load_balance_method = HEARS_LOADS
     logger.info("banyan: on, share=%s, %s", wanted.share, layout.words())
     return carried
+
+
+def _make_rank_table(num_slots: int) -> str:
+    """The path of the table at which the ranks meet, and where this process counts its failures."""
+    global _rank_table
+    _rank_table = _native.RankTable.create(num_slots)
+    faults.count_at(_rank_table.count_failure)
+    return _rank_table.path
 
 
 def _tenant_refusals(wanted: Config, args: Any) -> list[str]:
@@ -377,12 +382,10 @@ def kinds(args: Any, wanted: Config, layout: Layout, model: ModelFacts) -> KindF
 def reserve_window_slots(carried: dict[str, Any]) -> None:
     """The model keeps its windows, or states, apart: the ranks meet at a rank table with slots for these too. No rank
     has been started yet."""
-    global _rank_table
     if _rank_table is None or _rank_table.path != carried["rank_table"]:
         # Another process than the one that made it.
         return
-    _rank_table = _native.RankTable.create(Layout.from_dict(carried["layout"]).num_slots_with_windows)
-    carried["rank_table"] = _rank_table.path
+    carried["rank_table"] = _make_rank_table(Layout.from_dict(carried["layout"]).num_slots_with_windows)
 
 
 def modes(args: Any) -> ModeFacts:
