@@ -25,7 +25,6 @@ BAD = {
     "num_member_slots": (65, "--dp-size, --tp-size", "use fewer"),
     "pp_size": (2, "--pp-size 2", "--pp-size 1"),
     "page_size": (1, "--page-size 1", "--page-size 16"),
-    "names_http_app": (True, "SGLANG_HTTP_SERVER_APP_PATH", "unset it"),
     "disable_radix_cache": (True, "--disable-radix-cache", "drop that flag"),
     "radix_cache_backend": ("lmc", "--radix-cache-backend lmc", "drop that flag"),
     "enable_hierarchical_cache": (True, "--enable-hierarchical-cache", "use one of them"),

@@ -35,7 +35,6 @@ class ServerFacts:
     num_member_slots: int = 2
     pp_size: int = 1
     page_size: int = 16
-    names_http_app: bool = False
     disable_radix_cache: bool = False
     radix_cache_backend: str | None = None
     enable_hierarchical_cache: bool = False
@@ -145,13 +144,6 @@ _RULES: tuple[Rule[ServerFacts], ...] = (
     Rule(
         lambda f: f.page_size == 1,
         lambda f: "--page-size 1: the unit of sharing is a page of several tokens: use --page-size 16, 32 or 64",
-    ),
-    Rule(
-        lambda f: f.names_http_app,
-        lambda f: (
-            "SGLANG_HTTP_SERVER_APP_PATH with --tokenizer-worker-num: the workers get Banyan's hooks by way of it: "
-            "unset it, or use --tokenizer-worker-num 1"
-        ),
     ),
     Rule(
         lambda f: f.rust_server,

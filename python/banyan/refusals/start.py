@@ -119,6 +119,14 @@ def weights_refusal(error: object) -> str:
     )
 
 
+def http_app_refusal() -> str:
+    """The line for HTTP workers that are to serve another application than Banyan's, sharing or not."""
+    return (
+        "SGLANG_HTTP_SERVER_APP_PATH with --tokenizer-worker-num: the workers get Banyan's hooks by way of it: "
+        "unset it, or use --tokenizer-worker-num 1"
+    )
+
+
 def fault_refusal(error: Exception) -> str:
     """The line for flags at which Banyan itself has failed."""
     return (

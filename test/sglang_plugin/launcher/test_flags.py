@@ -250,9 +250,11 @@ def test_start_when_there_are_several_http_workers_then_they_serve_what_has_hook
     assert hasattr(Multiprocess, "handle_quit"), "a process that ends ends the server"
     os.environ[HTTP_APP_VARIABLE] = "other:app"
     prepare_server_args([*BASE, "--enable-banyan"])
-    with pytest.raises(SystemExit):
-        prepare_server_args(workers)
-    assert "SGLANG_HTTP_SERVER_APP_PATH" in capsys.readouterr().err
+    for more in ([], ["--banyan-share", "off"]):
+        with pytest.raises(SystemExit):
+            prepare_server_args([*workers, *more])
+        assert "SGLANG_HTTP_SERVER_APP_PATH" in capsys.readouterr().err
+        assert os.environ[HTTP_APP_VARIABLE] == "other:app"
 
 
 def test_start_when_a_server_lies_on_several_nodes_then_the_rank_table_is_of_this_one():

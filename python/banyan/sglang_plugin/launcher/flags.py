@@ -34,7 +34,13 @@ from banyan.refusals.kinds import KindFacts
 from banyan.refusals.models import ModelFacts
 from banyan.refusals.modes import ModeFacts, mode_refusals
 from banyan.refusals.speculation import DraftFacts
-from banyan.refusals.start import arena_size_refusal, fault_refusal, kept_arena_refusal, store_refusal
+from banyan.refusals.start import (
+    arena_size_refusal,
+    fault_refusal,
+    http_app_refusal,
+    kept_arena_refusal,
+    store_refusal,
+)
 from banyan.refusals.tenant_server import TenantFacts, file_refusal, misfit_refusal, tenant_refusals
 from banyan.sglang_plugin import last_words, runtime, seams
 from banyan.sglang_plugin.launcher import cpu_engine, tenant_salts
@@ -128,6 +134,8 @@ def _turn_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
     except ValueError as error:
         runtime.refuse(str(error))
     reasons = [*refusals(facts(args, wanted, layout)), *mode_refusals(modes(args))] if wanted.shares else []
+    if args.tokenizer_worker_num > 1 and config.names_other_http_app(HTTP_WORKER):
+        reasons.append(http_app_refusal())
     reasons += [
         *_store_refusals(wanted),
         *_arena_refusals(wanted),
@@ -324,7 +332,6 @@ def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:
         device=runtime.device_of(args),
         num_member_slots=layout.num_member_slots,
         page_size=args.page_size if args.page_size is not None else config.DEFAULT_PAGE_TOKENS,
-        names_http_app=args.tokenizer_worker_num > 1 and config.names_other_http_app(HTTP_WORKER),
         enable_flexkv=getattr(args, "enable_flexkv", False),
         external_linker_backend=(
             args.unified_cache_external_linker_backend if args.enable_unified_cache_external_linker else None
