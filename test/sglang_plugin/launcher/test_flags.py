@@ -126,25 +126,6 @@ def test_start_when_banyans_flags_are_given_without_turning_it_on_then_refused(g
     assert f"banyan: refused: {flags}: has no effect without --enable-banyan" in capsys.readouterr().err
 
 
-def test_start_when_flags_only_contradict_each_other_once_the_arena_is_gone_then_one_line(tmp_path, capsys):
-    secret = tmp_path / "secret"
-    secret.touch(mode=0o600)
-    secret.write_text("0" * 64)
-    asked = [
-        "--dp",
-        "40",
-        "--enable-banyan",
-        "--banyan-tenant-secret-file",
-        str(secret),
-        "--banyan-tenant-share",
-        "0.2",
-    ]
-    with pytest.raises(SystemExit):
-        prepare_server_args([*BASE[:-2], *asked])
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("banyan: refused:")]
-    assert "--banyan-tenant-share" in line
-
-
 def test_start_when_banyan_itself_fails_then_no_other_server_is_started_in_its_place(monkeypatch, capsys):
     monkeypatch.setattr(flags.last_words, "listen", Mock(side_effect=OSError("no descriptor left")))
     with pytest.raises(SystemExit):
@@ -236,10 +217,23 @@ def test_start_when_the_ranks_leave_no_member_slots_then_without_the_arena_and_s
     assert "no host arena" in capsys.readouterr().err
 
 
-def test_start_when_a_store_finds_no_slots_for_its_arena_then_refused(capsys):
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ["--banyan-store", "/kv"],
+        ["--banyan-listen", "10.0.0.1:7400", "--banyan-secret-file", "{}"],
+        ["--banyan-tenant-share", "0.2", "--banyan-tenant-secret-file", "{}"],
+    ],
+    ids=lambda asked: asked[0],
+)
+def test_start_when_what_needs_an_arena_finds_no_slots_for_it_then_refused_for_these_alone(asked, tmp_path, capsys):
+    secret = tmp_path / "secret"
+    secret.touch(mode=0o600)
+    secret.write_text("0" * 64)
     with pytest.raises(SystemExit):
-        prepare_server_args([*BASE[:-1], "40", "--enable-banyan", "--banyan-store", "/kv"])
-    assert "80 member slots" in capsys.readouterr().err
+        prepare_server_args([*BASE[:-1], "40", "--enable-banyan", *(word.format(secret) for word in asked)])
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("banyan: refused:")]
+    assert lines and all("80 member slots" in line and "use fewer" in line for line in lines)
 
 
 def test_start_when_there_are_several_http_workers_then_they_serve_what_has_hooks(clean_environment, capsys):

@@ -206,7 +206,8 @@ def asked_of(args: Any, wanted: Config, layout: Layout, model: ModelFacts | None
 def _with_member_slots(wanted: Config, layout: Layout) -> Config:
     """Without the arena that nobody has asked for, where the ranks leave no member slots for it."""
     num_slots = layout.num_slots(has_arena=True)
-    if not wanted.sizes_arena or wanted.store or num_slots <= MAX_SLOTS:
+    needs_arena = wanted.store or wanted.deals_with_nodes or wanted.tenant_share is not None
+    if not wanted.sizes_arena or needs_arena or num_slots <= MAX_SLOTS:
         return wanted
     logger.warning("banyan: no host arena: with it the ranks take %d member slots, a node has %d", num_slots, MAX_SLOTS)
     return replace(wanted, host_gb=0.0)
