@@ -29,7 +29,7 @@ from banyan.refusals import (
     refusals,
     words_refusal,
 )
-from banyan.refusals.combinations import idle_flags
+from banyan.refusals.combinations import idle_lines
 from banyan.refusals.kinds import KindFacts
 from banyan.refusals.models import ModelFacts
 from banyan.refusals.modes import ModeFacts, mode_refusals
@@ -162,12 +162,12 @@ def _wanted(asked: argparse.Namespace, layout: Layout) -> Config:
     Raises:
         ValueError: naming the flag that is out of range, or those that do not go together.
     """
+    given = config.flags_given(asked)
     wanted = config.take_flags(asked, default_policy=LEVEL_POLICY if layout.steps_together else DEFAULT_POLICY)
     assert wanted is not None
     runtime.log_as_asked(wanted, "main")
-    idle = idle_flags(wanted)
-    if idle:
-        logger.warning("banyan: --banyan-share off: %s: nothing is kept or lent", ", ".join(idle))
+    for line in idle_lines(wanted, given):
+        logger.warning("banyan: %s", line)
     return _with_member_slots(wanted, layout)
 
 
