@@ -161,7 +161,7 @@ def test_memory_refusal_when_the_pool_does_not_fit_then_both_sizes_are_said():
 
 BAD_PAIR = {
     "disaggregation_transfer_backend": ("mori", "--disaggregation-transfer-backend mori", "backend nixl"),
-    "switches_roles": (True, "--enable-pd-role-switch", "drop that flag"),
+    "enable_pd_role_switch": (True, "--enable-pd-role-switch", "drop that flag"),
     "store_admit": ("second", "--banyan-store-admit second", "use first"),
 }
 BAD_DECODE = {
@@ -170,9 +170,21 @@ BAD_DECODE = {
         "--disaggregation-decode-allocation-policy prefill_complete",
         "policy early on both servers",
     ),
-    "retraction_backup": ("host_pool", "--disaggregation-decode-retraction-backup host_pool", "drop those flags"),
-    "host_receive_threshold": (0.5, "--disaggregation-decode-host-receive-threshold", "drop those flags"),
-    "offloads_decode_kvcache": (True, "--disaggregation-decode-enable-offload-kvcache", "use one of them"),
+    "disaggregation_decode_retraction_backup": (
+        "host_pool",
+        "--disaggregation-decode-retraction-backup host_pool",
+        "drop those flags",
+    ),
+    "disaggregation_decode_host_receive_threshold": (
+        0.5,
+        "--disaggregation-decode-host-receive-threshold",
+        "drop those flags",
+    ),
+    "disaggregation_decode_enable_offload_kvcache": (
+        True,
+        "--disaggregation-decode-enable-offload-kvcache",
+        "use one of them",
+    ),
     "enable_hisparse": (True, "--enable-hisparse", "drop that flag"),
 }
 

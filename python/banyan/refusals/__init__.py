@@ -52,10 +52,10 @@ class ServerFacts:
     disaggregation_mode: str = "null"
     disaggregation_transfer_backend: str = "nixl"
     disaggregation_decode_allocation_policy: str = "early"
-    retraction_backup: str | None = None
-    host_receive_threshold: float = 1.0
-    offloads_decode_kvcache: bool = False
-    switches_roles: bool = False
+    disaggregation_decode_retraction_backup: str | None = None
+    disaggregation_decode_host_receive_threshold: float = 1.0
+    disaggregation_decode_enable_offload_kvcache: bool = False
+    enable_pd_role_switch: bool = False
     enable_hisparse: bool = False
     num_ranks: int = 2
     load_balance_method: str = "auto"
@@ -218,7 +218,7 @@ _PAIR_RULES: tuple[Rule[ServerFacts], ...] = (
         ),
     ),
     Rule(
-        lambda f: f.switches_roles,
+        lambda f: f.enable_pd_role_switch,
         lambda f: (
             "--enable-pd-role-switch: what a server reads and writes is decided by its first role: drop that flag"
         ),
@@ -251,14 +251,17 @@ _DECODE_RULES: tuple[Rule[ServerFacts], ...] = (
         ),
     ),
     Rule(
-        lambda f: f.retraction_backup == "host_pool" or f.host_receive_threshold < 1,
+        lambda f: (
+            f.disaggregation_decode_retraction_backup == "host_pool"
+            or f.disaggregation_decode_host_receive_threshold < 1
+        ),
         lambda f: (
             "--disaggregation-decode-retraction-backup host_pool, --disaggregation-decode-host-receive-threshold: "
             "SGLang's host pool takes the place of Banyan: drop those flags"
         ),
     ),
     Rule(
-        lambda f: f.offloads_decode_kvcache,
+        lambda f: f.disaggregation_decode_enable_offload_kvcache,
         lambda f: (
             "--disaggregation-decode-enable-offload-kvcache: HiCache and Banyan would both keep what is generated: "
             "use one of them"

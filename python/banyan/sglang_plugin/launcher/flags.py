@@ -333,7 +333,6 @@ def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:
         device=runtime.device_of(args),
         num_member_slots=layout.num_member_slots,
         page_size=args.page_size if args.page_size is not None else config.DEFAULT_PAGE_TOKENS,
-        enable_flexkv=getattr(args, "enable_flexkv", False),
         external_linker_backend=(
             args.unified_cache_external_linker_backend if args.enable_unified_cache_external_linker else None
         ),
@@ -342,10 +341,6 @@ def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:
         has_arena=wanted.has_arena,
         knows_weights=wanted.knows_weights,
         draft=_draft(args),
-        retraction_backup=args.disaggregation_decode_retraction_backup,
-        host_receive_threshold=args.disaggregation_decode_host_receive_threshold,
-        offloads_decode_kvcache=args.disaggregation_decode_enable_offload_kvcache,
-        switches_roles=args.enable_pd_role_switch,
         num_ranks=layout.num_ranks,
         policy=wanted.policy,
         store_admit=wanted.store_admit if wanted.store else "first",
