@@ -361,16 +361,11 @@ def _draft(args: Any) -> DraftFacts:
 def kinds(args: Any, wanted: Config, layout: Layout, model: ModelFacts) -> KindFacts:
     """What decides whether a model's sliding windows, or its states, can be shared."""
     return KindFacts(
-        architecture=model.architecture,
-        has_windows=model.has_window,
-        has_compressed_kv=model.has_compressed_kv,
-        has_states=model.has_states,
+        model=model,
         device=runtime.device_of(args),
-        has_sinks=model.has_sinks,
         strategy=args.mamba_radix_cache_strategy,
         has_int8_checkpoints=args.enable_int8_mamba_checkpoint,
         replays=args.enable_linear_replayssm or args.enable_linear_replayssm_spec,
-        has_side_states=model.has_side_states,
         prefill_graphs=args.cuda_graph_config.prefill.backend,
         algorithm=args.speculative_algorithm,
         disaggregation_mode=args.disaggregation_mode,
