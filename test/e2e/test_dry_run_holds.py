@@ -88,7 +88,7 @@ def test_server_when_the_dry_run_says_that_it_fails_then_it_ends_with_that_reaso
 
 
 def test_server_when_a_rank_refuses_then_its_reason_is_the_last_line(alone, tmp_path):
-    with serve(tmp_path, {}, ("--banyan-host-gb", "100000")) as server:
+    with serve(tmp_path, {}, ("--banyan-host-gb", "0.00001")) as server:
         status, last = ended(server)
     assert status == "2" and last.startswith("banyan: refused: ") and "--banyan-host-gb" in last
 

@@ -56,14 +56,26 @@ from banyan.sglang_plugin import seams
 from sglang.srt.entrypoints import http_server
 
 assert app is http_server.app
-print("REPORT", json.dumps([str(misfit) for misfit in seams.HOOKS.missing("main")]))
+missing = [str(misfit) for misfit in seams.HOOKS.missing("main")]
+
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.runtime_context import publish
+from banyan import _native, faults
+
+faults.note("before SGLang has told its arguments", ValueError())
+args, table = ServerArgs(model_path="dummy", device="cpu"), _native.RankTable.create(2)
+setattr(args, runtime.BOOKKEEPING, {"rank_table": table.path})
+args.resolve_once()
+publish(args, role="tokenizer")
+faults.note("here", ValueError())
+print("REPORT", json.dumps([missing, table.num_failures]))
 """
 
 
-def test_http_worker_when_sglang_starts_several_then_each_has_the_hooks_of_the_process_that_clients_reach():
+def test_http_worker_when_sglang_starts_several_then_each_has_hooks_of_the_main_process_and_counts_its_failures():
     run = imported.run(HTTP_WORKER)
     (report,) = [line for line in run.stdout.splitlines() if line.startswith("REPORT")] or [run.stderr[-2000:]]
-    assert json.loads(report.removeprefix("REPORT")) == []
+    assert json.loads(report.removeprefix("REPORT")) == [[], 1]
 
 
 def test_verify_when_sglang_skipped_a_hook_of_the_core_then_it_is_named():

@@ -25,7 +25,6 @@ BAD = {
     "num_member_slots": (65, "--dp-size, --tp-size", "use fewer"),
     "pp_size": (2, "--pp-size 2", "--pp-size 1"),
     "page_size": (1, "--page-size 1", "--page-size 16"),
-    "names_http_app": (True, "SGLANG_HTTP_SERVER_APP_PATH", "unset it"),
     "disable_radix_cache": (True, "--disable-radix-cache", "drop that flag"),
     "radix_cache_backend": ("lmc", "--radix-cache-backend lmc", "drop that flag"),
     "enable_hierarchical_cache": (True, "--enable-hierarchical-cache", "use one of them"),
@@ -162,7 +161,7 @@ def test_memory_refusal_when_the_pool_does_not_fit_then_both_sizes_are_said():
 
 BAD_PAIR = {
     "disaggregation_transfer_backend": ("mori", "--disaggregation-transfer-backend mori", "backend nixl"),
-    "switches_roles": (True, "--enable-pd-role-switch", "drop that flag"),
+    "enable_pd_role_switch": (True, "--enable-pd-role-switch", "drop that flag"),
     "store_admit": ("second", "--banyan-store-admit second", "use first"),
 }
 BAD_DECODE = {
@@ -171,9 +170,21 @@ BAD_DECODE = {
         "--disaggregation-decode-allocation-policy prefill_complete",
         "policy early on both servers",
     ),
-    "retraction_backup": ("host_pool", "--disaggregation-decode-retraction-backup host_pool", "drop those flags"),
-    "host_receive_threshold": (0.5, "--disaggregation-decode-host-receive-threshold", "drop those flags"),
-    "offloads_decode_kvcache": (True, "--disaggregation-decode-enable-offload-kvcache", "use one of them"),
+    "disaggregation_decode_retraction_backup": (
+        "host_pool",
+        "--disaggregation-decode-retraction-backup host_pool",
+        "drop those flags",
+    ),
+    "disaggregation_decode_host_receive_threshold": (
+        0.5,
+        "--disaggregation-decode-host-receive-threshold",
+        "drop those flags",
+    ),
+    "disaggregation_decode_enable_offload_kvcache": (
+        True,
+        "--disaggregation-decode-enable-offload-kvcache",
+        "use one of them",
+    ),
     "enable_hisparse": (True, "--enable-hisparse", "drop that flag"),
 }
 

@@ -183,6 +183,8 @@ def port(what: str, number: int) -> Finding:
         except OSError as error:
             hint = "a server is there already, or start this one with another --port"
             return Finding(what, True, f"{number}: {error.strerror}", hint=hint)
+        except OverflowError:
+            return Finding(what, False, f"{number} is no port", "name one up to 65535 with --port")
     return Finding(what, True, f"{number} is free")
 
 

@@ -70,14 +70,14 @@ def examine_machine(kernel: Kernel) -> list[Finding]:
 
 
 def memory(kernel: Kernel) -> Finding:
-    total_bytes, free_bytes = kernel.kib_as_bytes("MemTotal"), kernel.kib_as_bytes("MemAvailable")
-    if not total_bytes:
+    from banyan import _native
+
+    total_bytes, free_bytes = kernel.kib_as_bytes("MemTotal"), _native.available_bytes()
+    if not total_bytes or free_bytes is None:
         return Finding("memory", False, "/proc/meminfo cannot be read", "mount /proc: ranks meet by way of it too")
-    limit_bytes, used_bytes = kernel.limit("memory.max"), kernel.limit("memory.current")
-    left_bytes = free_bytes if limit_bytes is None else min(free_bytes, max(0, limit_bytes - (used_bytes or 0)))
     detail = (
         f"{free_bytes / GIB:.1f} of {total_bytes / GIB:.1f} GiB free; the host arena would take "
-        f"{left_bytes / FREE_SHARE / GIB:.1f} GiB at most, unless --banyan-host-gb says otherwise"
+        f"{free_bytes / FREE_SHARE / GIB:.1f} GiB at most, unless --banyan-host-gb says otherwise"
     )
     return Finding("memory", True, detail)
 

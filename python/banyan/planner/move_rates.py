@@ -19,7 +19,7 @@ FEW = 3
 
 
 MOST_TIMES = 8.0
-"""One move (a suspended process) may count for no more than this many times what was expected."""
+"""One move (a suspended process) may count for no more than this many times what was expected, a trial as well."""
 
 
 class MoveRates:
@@ -33,7 +33,7 @@ class MoveRates:
         if num_tokens > 0 and move_us > 0:
             classes = self._per_token_us.setdefault(kind, {})
             estimate = classes.setdefault(length_class(num_tokens), Estimate())
-            most_us = MOST_TIMES * estimate.mean if estimate.count else inf
+            most_us = MOST_TIMES * estimate.mean or inf
             estimate.observe(min(move_us / num_tokens, most_us))
 
     def observe_at_most(self, kind: SourceKind, num_tokens: int, move_us: float) -> None:

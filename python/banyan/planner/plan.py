@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """One request's tail: how much of it to move, from measured times. Pure values and one function.
 
-A plan moves the first ``n`` pages that were found and computes the rest. Moving runs layer by layer ahead of the
-forward pass, so with m the time of the move, c that of the forward, and L layers, the first token comes after
+A plan moves the first ``n`` pages that were found and computes the rest, in one forward or, chunk by chunk, in several.
+All of the move comes with the first of them, layer by layer ahead of it, so with m the time of the move, c that of all
+forwards, f that of the first, and L layers, the first token comes after
 
-    m / L  +  max(m, c) * (L - 1) / L  +  c / L
+    m / L  +  max(m, f) * (L - 1) / L  +  f / L  +  c - f
 
-(the first layer's KV, then the slower of the two for the layers between, then the last layer). Where moving is slow,
-the best n is where both take as long: the cut.
+(the first layer's KV, then the slower of the two for the layers between, then the last layer, then the other chunks).
+Where moving is slow, the best n is where move and first forward take as long: the cut.
 """
 
 from __future__ import annotations
@@ -63,10 +64,12 @@ class PlanReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Estimated:
-    """What a plan is expected to cost, in microseconds to the end of the forward."""
+    """What a plan is expected to cost, in microseconds to the end of the last forward. Behind the first one the move
+    can hide."""
 
     num_pages: int
     move_us: float
+    first_us: float
     compute_us: float
     total_us: float
     error_us: float
@@ -85,9 +88,9 @@ class Plan:
 class Pricing:
     """Prices plans of one rank from its measured times.
 
-    Where ``num_in_step`` ranks step together, all of them wait for a move that is not hidden behind the forward: that
-    part is charged once for each. Every move brings ``fixed_tokens`` besides, whatever its length, where its last page
-    is: a model's state, as many tokens' KV as weigh the same. It pays above some length only.
+    Where ``num_in_step`` ranks step together, all of them wait for a move that is not hidden behind the first forward:
+    that part is charged once for each. Every move brings ``fixed_tokens`` besides, whatever its length, where its last
+    page is: a model's state, as many tokens' KV as weigh the same. It pays above some length only.
     """
 
     def __init__(
@@ -108,7 +111,10 @@ class Pricing:
     def recompute(self, tail: Tail) -> Estimated | None:
         """The plan that moves nothing; None while prefill times are not known."""
         forward = self._times.expected((tail.prompt_tokens - tail.own_tokens, tail.own_tokens))
-        return None if forward is None else Estimated(0, 0.0, forward[0], forward[0], forward[1])
+        if forward is None:
+            return None
+        compute_us, error_us, first_us = forward
+        return Estimated(0, 0.0, first_us, compute_us, compute_us, error_us)
 
     def move_share(self, kind: SourceKind, num_tokens: int) -> float | None:
         """What moving a prompt's first tokens takes, over computing them; None while either is not known."""
@@ -124,7 +130,7 @@ class Pricing:
         moved = _moved(tail, num_pages)
         forward = self._times.expected((tail.prompt_tokens - tail.own_tokens - moved, tail.own_tokens + moved))
         assert forward is not None, "known for recomputing, known for what is shorter"
-        compute_us, compute_error_us = forward
+        compute_us, compute_error_us, first_us = forward
         move_us = move_error_us = 0.0
         for kind, num_tokens in self._brought(tail, num_pages):
             move = self._rates.expected(kind, num_tokens)
@@ -133,13 +139,13 @@ class Pricing:
             move_us += move[0]
             move_error_us += move[1]
         layers = self._num_layers
-        alone_us = (move_us + max(move_us, compute_us) * (layers - 1) + compute_us) / layers
-        total_us = compute_us + self._num_in_step * (alone_us - compute_us)
+        exposed_us = (move_us + max(move_us, first_us) * (layers - 1) + first_us) / layers - first_us
+        total_us = compute_us + self._num_in_step * exposed_us
         # A fit to a few forwards may take a short tail for nothing: then the comparison is as uncertain as it is large.
         shared = recompute.error_us / recompute.total_us if recompute.total_us > 0 else 1.0
         error_us = move_error_us + abs(recompute.total_us - compute_us) * shared
         error_us += abs(compute_us * shared - compute_error_us)
-        return Estimated(num_pages, move_us, compute_us, total_us, error_us)
+        return Estimated(num_pages, move_us, first_us, compute_us, total_us, error_us)
 
     def measures(self, tail: Tail, num_pages: int) -> set[tuple[SourceKind, int]]:
         """Which of the measured rates a move of the first ``num_pages`` goes by, and teaches."""
@@ -163,12 +169,13 @@ class Pricing:
     ) -> Estimated | None:
         """The cheapest plan that moves at least ``min_pages`` (1 or more); None while a rate is not known.
 
-        A move that hides behind the forward is taken whole. Else the cut is searched run by run: within one source the
-        cost has one valley, and the next source may have another. Runs of the kinds ``uncut`` move whole or not at all.
+        A move that hides behind the first forward is taken whole. Else the cut is searched run by run: within one
+        source the cost has one valley, or another where all of it is moved, and the next source may have others. Runs
+        of the kinds ``uncut`` move whole or not at all.
         """
         found = tail.num_found
         whole = self.estimate(tail, found, recompute) if found >= min_pages else None
-        if whole is None or whole.move_us <= whole.compute_us:
+        if whole is None or whole.move_us <= whole.first_us:
             return whole
         tried = {found: whole}
         low = min_pages

@@ -115,7 +115,7 @@ class PrefillCost:
 
 
 def _terms(pieces: Sequence[Piece]) -> list[float]:
-    """The factors of the four weights, in the order of the fields."""
+    """The factors of the five weights, in the order of the fields."""
     return [
         1.0,
         float(sum(extend for extend, _ in pieces)),

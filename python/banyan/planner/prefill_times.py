@@ -66,13 +66,31 @@ class PrefillTimes:
                     measured_us=past.forward_us,
                 )
 
-    def expected(self, piece: Piece) -> tuple[float, float] | None:
-        """``(time_us, error_us)`` of a forward over one piece; None while nothing is known of one so long."""
+    def expected(self, piece: Piece) -> tuple[float, float, float] | None:
+        """``(time_us, error_us, first_us)`` of computing one piece, in as many forwards as it has chunks, the first of
+        which takes ``first_us``; None while nothing is known of one so long."""
         if self._cost is None:
             return None
-        longest = min(piece[0], self._chunk_tokens)
-        if self._is_fitted and length_class(longest) > max(self._samples) + FAR:
+        num_tokens, prefix = piece
+        chunk = min(num_tokens, self._chunk_tokens)
+        if self._is_fitted and length_class(chunk) > max(self._samples) + FAR:
             return None
-        ratio, deviation = self._correction.ratio(piece[0])
-        time_us = self._cost.time_us((piece,))
+        num_more, rest = divmod(num_tokens - chunk, chunk or 1)
+        first_us, error_us = self._forward(chunk, prefix)
+        time_us = first_us
+        if num_more:
+            # What one takes grows evenly with what lies before it.
+            ends = self._forward(chunk, prefix + chunk), self._forward(chunk, prefix + num_more * chunk)
+            mean_us, mean_error_us = (sum(both) / 2 for both in zip(*ends, strict=True))
+            time_us, error_us = time_us + num_more * mean_us, error_us + num_more * mean_error_us
+        if rest:
+            last_us, last_error_us = self._forward(rest, prefix + num_tokens - rest)
+            time_us, error_us = time_us + last_us, error_us + last_error_us
+        return time_us, error_us, first_us
+
+    def _forward(self, num_tokens: int, prefix: int) -> tuple[float, float]:
+        """``(time_us, error_us)`` of one forward."""
+        assert self._cost is not None
+        ratio, deviation = self._correction.ratio(num_tokens)
+        time_us = self._cost.time_us(((num_tokens, prefix),))
         return time_us * ratio, time_us * deviation

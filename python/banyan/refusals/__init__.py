@@ -35,7 +35,6 @@ class ServerFacts:
     num_member_slots: int = 2
     pp_size: int = 1
     page_size: int = 16
-    names_http_app: bool = False
     disable_radix_cache: bool = False
     radix_cache_backend: str | None = None
     enable_hierarchical_cache: bool = False
@@ -53,10 +52,10 @@ class ServerFacts:
     disaggregation_mode: str = "null"
     disaggregation_transfer_backend: str = "nixl"
     disaggregation_decode_allocation_policy: str = "early"
-    retraction_backup: str | None = None
-    host_receive_threshold: float = 1.0
-    offloads_decode_kvcache: bool = False
-    switches_roles: bool = False
+    disaggregation_decode_retraction_backup: str | None = None
+    disaggregation_decode_host_receive_threshold: float = 1.0
+    disaggregation_decode_enable_offload_kvcache: bool = False
+    enable_pd_role_switch: bool = False
     enable_hisparse: bool = False
     num_ranks: int = 2
     load_balance_method: str = "auto"
@@ -147,13 +146,6 @@ _RULES: tuple[Rule[ServerFacts], ...] = (
         lambda f: "--page-size 1: the unit of sharing is a page of several tokens: use --page-size 16, 32 or 64",
     ),
     Rule(
-        lambda f: f.names_http_app,
-        lambda f: (
-            "SGLANG_HTTP_SERVER_APP_PATH with --tokenizer-worker-num: the workers get Banyan's hooks by way of it: "
-            "unset it, or use --tokenizer-worker-num 1"
-        ),
-    ),
-    Rule(
         lambda f: f.rust_server,
         lambda f: "SGLANG_RUST_SERVER: the Rust server bypasses the dispatcher that Banyan hooks: unset it",
     ),
@@ -226,7 +218,7 @@ _PAIR_RULES: tuple[Rule[ServerFacts], ...] = (
         ),
     ),
     Rule(
-        lambda f: f.switches_roles,
+        lambda f: f.enable_pd_role_switch,
         lambda f: (
             "--enable-pd-role-switch: what a server reads and writes is decided by its first role: drop that flag"
         ),
@@ -259,14 +251,17 @@ _DECODE_RULES: tuple[Rule[ServerFacts], ...] = (
         ),
     ),
     Rule(
-        lambda f: f.retraction_backup == "host_pool" or f.host_receive_threshold < 1,
+        lambda f: (
+            f.disaggregation_decode_retraction_backup == "host_pool"
+            or f.disaggregation_decode_host_receive_threshold < 1
+        ),
         lambda f: (
             "--disaggregation-decode-retraction-backup host_pool, --disaggregation-decode-host-receive-threshold: "
             "SGLang's host pool takes the place of Banyan: drop those flags"
         ),
     ),
     Rule(
-        lambda f: f.offloads_decode_kvcache,
+        lambda f: f.disaggregation_decode_enable_offload_kvcache,
         lambda f: (
             "--disaggregation-decode-enable-offload-kvcache: HiCache and Banyan would both keep what is generated: "
             "use one of them"

@@ -3,21 +3,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from banyan.config import Config
 
 
-def idle_flags(asked: Config) -> list[str]:
-    """Those that were given and do nothing: ranks that share nothing keep and lend nothing."""
-    given = {
-        "--banyan-store": asked.store,
-        "--banyan-keep-host-arena": asked.keep_host_arena,
-        "--banyan-listen": asked.listen,
-        "--banyan-peers": asked.peers,
-    }
-    return [] if asked.shares else [flag for flag, value in given.items() if value]
+_OF_NODES = ("--banyan-secret-file", "--banyan-in-flight-kb")
+_OF_SHARING = (
+    "--banyan-host-gb",
+    "--banyan-keep-host-arena",
+    "--banyan-store",
+    "--banyan-listen",
+    "--banyan-peers",
+    *_OF_NODES,
+)
+
+
+def idle_lines(asked: Config, given: Sequence[str]) -> list[str]:
+    """A line for each reason why flags that were given do nothing."""
+    causes = (
+        (not asked.shares, _OF_SHARING, "with --banyan-share off: nothing is kept or lent"),
+        (asked.shares and not asked.store, ("--banyan-store-",), "without --banyan-store: no effect"),
+        (asked.shares and not asked.deals_with_nodes, _OF_NODES, "without --banyan-listen, --banyan-peers: no effect"),
+    )
+    idle = [([flag for flag in given if flag.startswith(names)], why) for applies, names, why in causes if applies]
+    return [f"{', '.join(flags)} {why}" for flags, why in idle if flags]
 
 
 def combination_refusal(asked: Config) -> str | None:

@@ -9,9 +9,10 @@ of full attention here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from banyan.refusals import MAX_SLOTS
+from banyan.refusals.models import ModelFacts
 
 STRATEGY = "extra_buffer"
 """SGLang's way to keep states at the ends of pages of several tokens."""
@@ -23,22 +24,16 @@ class KindFacts:
 
     Attributes:
         replays: steps are kept beside a state that has not taken them yet.
-        has_side_states: more than a state goes with a slot.
         prefill_graphs: SGLang's way to run prefills as CUDA graphs.
         algorithm: of speculation.
         asked_store: the scheme of a store that has to be asked what it holds.
     """
 
-    architecture: str = ""
-    has_windows: bool = False
-    has_compressed_kv: bool = False
-    has_states: bool = False
+    model: ModelFacts = field(default_factory=ModelFacts)
     device: str = "cpu"
-    has_sinks: bool = False
     strategy: str = STRATEGY
     has_int8_checkpoints: bool = False
     replays: bool = False
-    has_side_states: bool = False
     prefill_graphs: str = "disabled"
     algorithm: str | None = None
     disaggregation_mode: str = "null"
@@ -80,7 +75,7 @@ _Row = tuple[tuple[_Kind, ...], Callable[[KindFacts], bool], Callable[[KindFacts
 _TABLE: tuple[_Row, ...] = (
     (
         (_WINDOWS,),
-        lambda f: f.device == "cpu" and f.has_sinks,
+        lambda f: f.device == "cpu" and f.model.has_sinks,
         lambda f, kind: (
             "SGLang's attention sinks have no kernel for the CPU but --attention-backend intel_amx's: name it, and"
         ),
@@ -124,7 +119,7 @@ _TABLE: tuple[_Row, ...] = (
     ),
     (
         (_STATES,),
-        lambda f: f.has_side_states,
+        lambda f: f.model.has_side_states,
         lambda f, kind: "more than the state goes with each of its slots:",
     ),
     (
@@ -179,11 +174,12 @@ _TABLE: tuple[_Row, ...] = (
 
 def kind_refusals(facts: KindFacts) -> list[str]:
     """One line for each reason why what this model keeps cannot be shared; none for a model that keeps pages only."""
-    has_plain_windows = facts.has_windows and not facts.has_compressed_kv
-    kinds = (_WINDOWS, has_plain_windows), (_COMPRESSED, facts.has_compressed_kv), (_STATES, facts.has_states)
+    model = facts.model
+    has_plain_windows = model.has_window and not model.has_compressed_kv
+    kinds = (_WINDOWS, has_plain_windows), (_COMPRESSED, model.has_compressed_kv), (_STATES, model.has_states)
     kept = [kind for kind, is_kept in kinds if is_kept]
     return [
-        f"this model ({facts.architecture}) {kind.keeps}; {line(facts, kind)} {kind.way_out}"
+        f"this model ({model.architecture}) {kind.keeps}; {line(facts, kind)} {kind.way_out}"
         for kind in kept
         for kinds, applies, line in _TABLE
         if kind in kinds and applies(facts)

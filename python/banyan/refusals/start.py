@@ -72,6 +72,12 @@ def arena_memory_refusal(*, need_bytes: int, error: object) -> str:
     return f"no shared memory of {need_bytes} bytes for the host arena ({error}): lower --banyan-host-gb"
 
 
+def arena_size_refusal(*, need_bytes: int, available_bytes: int) -> str:
+    """The line for a host arena that is larger than what is free before there are any ranks."""
+    gib = 1 << 30
+    return f"--banyan-host-gb {need_bytes / gib:g}: {available_bytes / gib:.2f} GiB of memory are free: lower it"
+
+
 def kept_arena_refusal(*, folder: object, error: object) -> str:
     """The line for a folder in which the host arena cannot be kept."""
     return (
@@ -110,6 +116,14 @@ def weights_refusal(error: object) -> str:
     return (
         "--banyan-store, --banyan-keep-host-arena, --banyan-listen, --banyan-peers: pages must know their weights; "
         f"these cannot be told: {error}"
+    )
+
+
+def http_app_refusal() -> str:
+    """The line for HTTP workers that are to serve another application than Banyan's, sharing or not."""
+    return (
+        "SGLANG_HTTP_SERVER_APP_PATH with --tokenizer-worker-num: the workers get Banyan's hooks by way of it: "
+        "unset it, or use --tokenizer-worker-num 1"
     )
 
 

@@ -48,6 +48,12 @@ def test_dry_run_when_the_environment_turns_banyan_on_then_its_flags_count(model
     assert examine(["--device", "cpu", *model])["settled"]["sharing"] == "off"
 
 
+def test_dry_run_when_a_quotation_in_the_environment_does_not_end_then_refused(model, monkeypatch):
+    monkeypatch.setenv(config.FLAGS_VARIABLE, "--enable-banyan 'x")
+    (line,) = examine([*BASE, *model])["refused"]
+    assert config.FLAGS_VARIABLE in line and "close it" in line
+
+
 def test_dry_run_when_flags_are_refused_then_every_line(model):
     said = examine([*BASE, *model, "--pp-size", "2", "--page-size", "1"])
     assert len(said["refused"]) == 2 and not said["failed"]

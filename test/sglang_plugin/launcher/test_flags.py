@@ -4,8 +4,11 @@
 import logging
 import os
 import pickle
+import tempfile
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -17,7 +20,7 @@ from uvicorn.supervisors import Multiprocess
 
 from banyan import SGLANG_VERSION, _native, faults, patches
 from banyan import feature_list as features
-from banyan.config import HTTP_APP_VARIABLE, OFF_VARIABLE
+from banyan.config import ARENA_FOLDER, HTTP_APP_VARIABLE, OFF_VARIABLE
 from banyan.layout import Layout
 from banyan.sglang_plugin import hook_queue, runtime, seams
 from banyan.sglang_plugin.launcher import flags
@@ -123,31 +126,32 @@ def test_start_when_banyans_flags_are_given_without_turning_it_on_then_refused(g
     assert f"banyan: refused: {flags}: has no effect without --enable-banyan" in capsys.readouterr().err
 
 
-def test_start_when_flags_only_contradict_each_other_once_the_arena_is_gone_then_one_line(tmp_path, capsys):
-    secret = tmp_path / "secret"
-    secret.touch(mode=0o600)
-    secret.write_text("0" * 64)
-    asked = [
-        "--dp",
-        "40",
-        "--enable-banyan",
-        "--banyan-tenant-secret-file",
-        str(secret),
-        "--banyan-tenant-share",
-        "0.2",
-    ]
-    with pytest.raises(SystemExit):
-        prepare_server_args([*BASE[:-2], *asked])
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("banyan: refused:")]
-    assert "--banyan-tenant-share" in line
-
-
 def test_start_when_banyan_itself_fails_then_no_other_server_is_started_in_its_place(monkeypatch, capsys):
     monkeypatch.setattr(flags.last_words, "listen", Mock(side_effect=OSError("no descriptor left")))
     with pytest.raises(SystemExit):
         prepare_server_args([*BASE, "--enable-banyan"])
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("banyan: refused:")]
     assert "no descriptor left" in line and "without --enable-banyan" in line
+
+
+@pytest.mark.parametrize(("kept_gib", "is_refused"), [(0, True), (1, True), (2, False)])
+def test_start_when_the_arena_is_larger_than_what_is_free_then_refused_before_any_rank_has_its_weights(
+    monkeypatch, capsys, kept_gib, is_refused
+):
+    monkeypatch.setattr(_native, "available_bytes", lambda: 2 << 30)
+    asked = ["--enable-banyan", "--banyan-host-gb", "4"]
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        if kept_gib:
+            (part := Path(folder, ARENA_FOLDER, "part-0")).parent.mkdir(mode=0o700)
+            part.touch()
+            os.truncate(part, kept_gib << 30)
+            asked += ["--banyan-keep-host-arena", folder]
+        with pytest.raises(SystemExit) if is_refused else nullcontext():
+            prepare_server_args([*BASE, *asked])
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("banyan: refused:")]
+    assert lines == [f"banyan: refused: --banyan-host-gb 4: {2 + kept_gib}.00 GiB of memory are free: lower it"] * (
+        is_refused
+    )
 
 
 def test_start_when_what_serves_the_store_does_not_answer_yet_then_that_is_said_and_the_ranks_ask_again(monkeypatch):
@@ -164,7 +168,7 @@ def test_start_when_ranks_share_nothing_then_what_is_idle_is_said_once_and_no_ar
     monkeypatch.setattr(flags, "logger", told)
     prepare_server_args([*BASE, "--enable-banyan", "--banyan-share", "off", "--banyan-store", "/nvme0/kv"])
     (line,) = [call.args for call in told.warning.call_args_list]
-    assert line[1] == "--banyan-store"
+    assert line[1].startswith("--banyan-store with --banyan-share off")
 
 
 def test_start_when_banyan_is_not_asked_for_then_the_arguments_are_stock():
@@ -195,6 +199,16 @@ def test_start_when_the_arenas_size_is_left_open_then_it_has_member_slots():
     assert _native.RankTable.open(runtime.bookkeeping(args)["rank_table"]).num_slots == 4
 
 
+def test_start_when_the_model_has_windows_then_failures_of_this_process_are_counted_where_the_ranks_meet(monkeypatch):
+    monkeypatch.setattr(faults, "_counts", Counter())
+    carried = runtime.bookkeeping(prepare_server_args([*BASE, "--enable-banyan"]))
+    faults.note("here", ValueError())
+    flags.reserve_window_slots(carried)
+    faults.note("here", ValueError())
+    table = _native.RankTable.open(carried["rank_table"])
+    assert (table.num_slots, table.num_failures) == (8, 2)
+
+
 def test_start_when_the_ranks_leave_no_member_slots_then_without_the_arena_and_said(capsys):
     args = prepare_server_args([*BASE[:-1], "40", "--enable-banyan"])
     carried = runtime.bookkeeping(args)
@@ -203,10 +217,23 @@ def test_start_when_the_ranks_leave_no_member_slots_then_without_the_arena_and_s
     assert "no host arena" in capsys.readouterr().err
 
 
-def test_start_when_a_store_finds_no_slots_for_its_arena_then_refused(capsys):
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ["--banyan-store", "/kv"],
+        ["--banyan-listen", "10.0.0.1:7400", "--banyan-secret-file", "{}"],
+        ["--banyan-tenant-share", "0.2", "--banyan-tenant-secret-file", "{}"],
+    ],
+    ids=lambda asked: asked[0],
+)
+def test_start_when_what_needs_an_arena_finds_no_slots_for_it_then_refused_for_these_alone(asked, tmp_path, capsys):
+    secret = tmp_path / "secret"
+    secret.touch(mode=0o600)
+    secret.write_text("0" * 64)
     with pytest.raises(SystemExit):
-        prepare_server_args([*BASE[:-1], "40", "--enable-banyan", "--banyan-store", "/kv"])
-    assert "80 member slots" in capsys.readouterr().err
+        prepare_server_args([*BASE[:-1], "40", "--enable-banyan", *(word.format(secret) for word in asked)])
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("banyan: refused:")]
+    assert lines and all("80 member slots" in line and "use fewer" in line for line in lines)
 
 
 def test_start_when_there_are_several_http_workers_then_they_serve_what_has_hooks(clean_environment, capsys):
@@ -217,9 +244,11 @@ def test_start_when_there_are_several_http_workers_then_they_serve_what_has_hook
     assert hasattr(Multiprocess, "handle_quit"), "a process that ends ends the server"
     os.environ[HTTP_APP_VARIABLE] = "other:app"
     prepare_server_args([*BASE, "--enable-banyan"])
-    with pytest.raises(SystemExit):
-        prepare_server_args(workers)
-    assert "SGLANG_HTTP_SERVER_APP_PATH" in capsys.readouterr().err
+    for more in ([], ["--banyan-share", "off"]):
+        with pytest.raises(SystemExit):
+            prepare_server_args([*workers, *more])
+        assert "SGLANG_HTTP_SERVER_APP_PATH" in capsys.readouterr().err
+        assert os.environ[HTTP_APP_VARIABLE] == "other:app"
 
 
 def test_start_when_a_server_lies_on_several_nodes_then_the_rank_table_is_of_this_one():

@@ -26,7 +26,7 @@ DAMAGED = HTTPException(status_code=HTTPStatus.SERVICE_UNAVAILABLE, detail=rerun
 ABORT = {"meta_info": {"finish_reason": {"type": "abort", "message": rerun.LOAD_FAILED, "status_code": 503}}}
 
 
-MANAGER = SimpleNamespace(model_config=SimpleNamespace(vocab_size=320))
+MANAGER = SimpleNamespace(model_config=SimpleNamespace(vocab_size=320), rid_to_state={})
 
 
 class Engine:
@@ -108,6 +108,30 @@ def test_batch_when_pages_were_damaged_then_every_prompt_of_it_computes():
     engine = Engine([DAMAGED], ["right"])
     assert ask(engine, input_ids=[[1, 2], [3, 4]]) == ["right"]
     assert [actions(hints) for hints in engine.seen[1]] == [[asked.ACTION_TYPE]] * 2
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_batch_when_its_client_has_named_the_prompts_then_the_second_runs_once_the_first_is_over(monkeypatch, is_over):
+    class Given(Engine):
+        """SGLang, which knows the second prompt until its rank has ended it."""
+
+        async def _answers(self):
+            if manager.rid_to_state:
+                raise ValueError("Duplicate request ID detected: b")
+            manager.rid_to_state["b"] = object()
+            if is_over:
+                asyncio.get_running_loop().call_later(0.01, manager.rid_to_state.clear)
+            async for answer in super()._answers():
+                yield answer
+
+    monkeypatch.setattr(rerun, "MOST_LOOKS", 3)
+    manager, engine = SimpleNamespace(**vars(MANAGER) | {"rid_to_state": {}}), Given([DAMAGED], ["right"])
+    named = {"manager": manager, "input_ids": [[1, 2], [3, 4]], "rid": ["a", "b"]}
+    if is_over:
+        assert ask(engine, **named) == ["right"]
+        return
+    with pytest.raises(HTTPException, match=rerun.LOAD_FAILED):
+        ask(engine, **named)
 
 
 @pytest.mark.parametrize("end", [HTTPException(status_code=503, detail="something else"), ValueError("too long")])

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Texts that would keep the main process."""
 
+import json
 import time
 from types import SimpleNamespace
 
 import pytest
+from sglang.srt.entrypoints.openai.protocol import Function, Tool
 from sglang.srt.function_call.pythonic_detector import PythonicDetector
 
 from banyan.sglang_plugin import runtime
@@ -34,7 +36,7 @@ def test_template_when_a_client_brings_one_then_only_a_server_that_trusts_them_t
 
 
 CALLS = "[" + ", ".join(f"f(a{number}={number})" for number in range(40)) + "]"
-
+ONE = "[f(" + ", ".join(f"a{number}={number}" for number in range(40)) + ")]"
 
 ENDS = (", ]", "), 5]", "),]", ", 5)]")
 MANY = ", ".join(f"a{number}=1" for number in range(60))
@@ -57,3 +59,19 @@ def test_search_when_calls_are_there_or_little_is_then_sglang_finds_what_it_foun
     assert texts.around_search(PythonicDetector.has_tool_call, detector, text) == detector.has_tool_call(text)
     found = texts.around_search(PythonicDetector.detect_and_parse, detector, text, [])
     assert found == detector.detect_and_parse(text, [])
+
+
+@pytest.mark.parametrize("text", [ONE, f"I call {ONE} now", f"<|python_start|>[g(a=1), {ONE[1:]}"])
+def test_search_when_a_call_has_many_arguments_then_it_is_found_at_once(text):
+    detector, begun_s = PythonicDetector(), time.monotonic()
+    tools = [Tool(function=Function(name="f"))]
+    assert texts.around_search(PythonicDetector.has_tool_call, detector, text) is True
+    found = texts.around_search(PythonicDetector.detect_and_parse, detector, text, tools)
+    (call,) = found.calls
+    assert json.loads(call.parameters) == {f"a{number}": number for number in range(40)}
+    assert found.normal_text == ("I call  now" if "I call" in text else "") and time.monotonic() - begun_s < 1
+
+
+def test_search_when_what_looks_like_many_calls_names_no_arguments_then_it_is_text():
+    text = "[f(" + ", ".join(f"a == {number}" for number in range(20)) + ")]"
+    assert texts.around_search(PythonicDetector.has_tool_call, PythonicDetector(), text) is False

@@ -30,7 +30,9 @@ PP = "--pp-size 2: stages may disagree: use --pp-size 1"
         ),
         (
             ServerFacts(
-                disaggregation_mode="decode", retraction_backup="host_pool", disaggregation_transfer_backend="nixl"
+                disaggregation_mode="decode",
+                disaggregation_decode_retraction_backup="host_pool",
+                disaggregation_transfer_backend="nixl",
             ),
             "--disaggregation-decode-retraction-backup host_pool --tp 8",
             "--tp 8",

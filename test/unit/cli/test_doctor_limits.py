@@ -90,6 +90,12 @@ def test_port_when_somebody_listens_there_then_a_note():
     assert not doctor_limits.port("port", number).hint
 
 
+@pytest.mark.parametrize("number", [70_000, -1])
+def test_port_when_there_is_none_of_that_number_then_bad_and_the_way_out(number):
+    finding = doctor_limits.port("port", number)
+    assert not finding.is_ok and str(number) in finding.detail and "--port" in finding.advice
+
+
 @pytest.mark.parametrize(("low", "said"), [("32768", "ok "), ("1024", "ip_local_port_range")])
 def test_port_range_when_connections_may_take_the_server_s_then_a_note(tmp_path, low, said):
     path = tmp_path / "proc/sys/net/ipv4/ip_local_port_range"

@@ -3,6 +3,7 @@
 
 import pytest
 
+from banyan import _native
 from banyan.cli import doctor_machine
 from banyan.cli.doctor_machine import Kernel, examine_machine
 
@@ -37,7 +38,8 @@ def test_machine_when_it_is_well_then_no_finding_has_advice(found, tmp_path):
     assert len(examine_machine(Kernel(tmp_path))) == 10
 
 
-def test_memory_when_it_is_told_then_what_the_arena_would_take_of_it(found):
+def test_memory_when_it_is_told_then_what_the_arena_would_take_of_it(found, monkeypatch):
+    monkeypatch.setattr(_native, "available_bytes", lambda: 8 << 30)
     assert "8.0 of 16.0 GiB free; the host arena would take 2.0 GiB" in found("memory").detail
 
 

@@ -79,6 +79,9 @@ def test_rates_when_a_length_is_measured_anew_then_what_was_before_does_not_coun
     rates.observe(SourceKind.PEER, 100, 100.0)
     assert rates.expected(SourceKind.PEER, 100)[0] == pytest.approx(100.0)
     assert rates.expected(SourceKind.PEER, 1000) == (5000.0, 0.0)
+    rates.measure_anew(SourceKind.PEER, 100)
+    rates.observe(SourceKind.PEER, 100, 1e9)
+    assert rates.expected(SourceKind.PEER, 100)[0] == pytest.approx(800.0), "a process was suspended in the trial"
 
 
 def test_batch_when_kinds_came_together_then_each_is_given_its_expected_share():

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import random
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, product
 from types import SimpleNamespace
 
 import pytest
@@ -113,7 +114,7 @@ def test_plan_when_the_last_forwards_were_short_then_a_long_tail_is_still_moved(
 
 
 def test_plan_when_long_prefills_scatter_then_a_difference_within_that_is_no_reason_to_change():
-    times = SimpleNamespace(expected=lambda piece: (100.0 * piece[0], 50.0 * piece[0] if piece[0] > 16 else 0.0))
+    times = SimpleNamespace(expected=lambda piece: (100.0 * piece[0], 50.0 * piece[0] if piece[0] > 16 else 0.0, 0.0))
     plan = planner(rates_of(STORE=110.0), times=times).decide("r", tail((STORE, 100)))
     assert (plan.num_pages, plan.reason) == (100, PlanReason.KEPT)
 
@@ -264,6 +265,35 @@ def test_best_when_every_number_of_pages_is_tried_then_the_cut_is_within_a_tenth
     assert every <= best.total_us <= 1.1 * every
 
 
+DEAR = PrefillCost(fixed_us=20_000.0, token_us=50.0, pair_us=0.003, context_us=0.5, masked_us=0.003)
+
+
+def in_chunks_us(one, num_pages, *, chunk, per_token_us, num_in_step):
+    """What the plan that moves so many pages takes, forward by forward."""
+    at = one.own_tokens + min(num_pages * PAGE, one.prompt_tokens - 1 - one.own_tokens)
+    waits_us, taken_us = num_pages * PAGE * per_token_us, 0.0
+    while at < one.prompt_tokens:
+        size = min(chunk, one.prompt_tokens - at)
+        forward_us = DEAR.time_us([(size, at)])
+        alone_us = (waits_us + max(waits_us, forward_us) * (LAYERS - 1) + forward_us) / LAYERS
+        taken_us += forward_us + num_in_step * (alone_us - forward_us)
+        at, waits_us = at + size, 0.0
+    return taken_us
+
+
+@pytest.mark.parametrize("per_token_us", [5.0, 40.0, 90.0, 300.0, 1000.0])
+@pytest.mark.parametrize("chunk", [512, 2048, 8192])
+def test_plan_when_prompts_are_computed_in_chunks_then_only_the_first_hides_a_move(chunk, per_token_us):
+    rates = rates_of(PEER=per_token_us)
+    for num_pages, own, new, num_in_step in product((16, 128, 512, 2048), (0, 4096), (8, 3000), (1, 8)):
+        times, one = PrefillTimes(DEAR, chunk_tokens=chunk), tail((PEER, num_pages), own=own, new=new)
+        plan = planner(rates, times=times, num_in_step=num_in_step).decide("r", one)
+        cost_us = partial(in_chunks_us, one, chunk=chunk, per_token_us=per_token_us, num_in_step=num_in_step)
+        taken_us = cost_us(plan.num_pages)
+        assert (plan.best if plan.num_pages else plan.recompute).total_us == pytest.approx(taken_us)
+        assert taken_us <= 1.000001 * min(cost_us(0), cost_us(num_pages))
+
+
 @pytest.mark.parametrize("num_pages, is_moved", [(10, False), (100, True)])
 def test_plan_when_a_move_brings_a_state_then_it_pays_above_some_length_only(num_pages, is_moved):
     one = tail((PEER, num_pages), new=1)
@@ -361,7 +391,7 @@ def test_read_when_the_client_asks_then_as_asked(action, num_pages):
 
 def test_plan_when_the_rest_is_expected_to_take_no_time_then_what_was_found_is_moved():
     """Weights fitted to a few forwards may say so of a short rest."""
-    times = SimpleNamespace(expected=lambda piece: (0.0, 0.0) if piece[0] <= 16 else (1000.0, 10.0))
+    times = SimpleNamespace(expected=lambda piece: (0.0, 0.0, 0.0) if piece[0] <= 16 else (1000.0, 10.0, 1000.0))
     rates = MoveRates()
     rates.observe(SourceKind.PEER, 160, 10.0)
     planner = Planner(times=times, rates=rates, num_layers=30, min_pages=1)

@@ -20,7 +20,7 @@ def test_times_when_forwards_take_longer_than_known_then_what_is_expected_follow
     times = PrefillTimes(COST)
     for _ in range(20):
         times.observe(forward(200, factor=2.0))
-    time_us, error_us = times.expected((200, 0))
+    time_us, error_us, _ = times.expected((200, 0))
     assert time_us == pytest.approx(2 * COST.time_us([(200, 0)]))
     assert error_us == 0.0
 
@@ -29,7 +29,7 @@ def test_times_when_forwards_scatter_then_the_error_tells():
     times = PrefillTimes(COST)
     for number in range(200):
         times.observe(forward(200, factor=0.8 if number % 2 else 1.2))
-    time_us, error_us = times.expected((200, 0))
+    time_us, error_us, _ = times.expected((200, 0))
     assert error_us == pytest.approx(0.2 * time_us, rel=0.3)
 
 
@@ -94,3 +94,16 @@ def test_times_when_the_cost_is_known_beforehand_then_it_holds_for_every_length(
     times = PrefillTimes(COST)
     times.observe(forward(1))
     assert times.expected((8192, 0))[0] == pytest.approx(COST.time_us([(8192, 0)]))
+
+
+@pytest.mark.parametrize("piece", [(100, 0), (512, 0), (513, 7), (2048, 0), (5000, 300), (0, 64)])
+def test_times_when_a_prompt_has_several_chunks_then_each_is_a_forward(piece):
+    cost = PrefillCost(fixed_us=1000.0, token_us=100.0, pair_us=0.01, context_us=0.5, masked_us=0.02)
+    times = PrefillTimes(cost, chunk_tokens=512)
+    for _ in range(20):
+        times.observe(ForwardSample(((512, 0),), 2 * cost.time_us([(512, 0)])))
+    num_tokens, prefix = piece
+    chunks = [(min(512, num_tokens - at), prefix + at) for at in range(0, num_tokens, 512)]
+    each_us = [2 * cost.time_us([chunk]) for chunk in chunks]
+    time_us, _, first_us = times.expected(piece)
+    assert (time_us, first_us) == pytest.approx((sum(each_us), sum(each_us[:1])))

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Windows and states: what of a server cannot share them is one line each, with the flag and the way out."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
 from banyan.refusals.kinds import KindFacts, kept_states_refusal, kind_refusals
+from banyan.refusals.models import ModelFacts
 
 BAD = {
     "disaggregation_mode": "prefill",
@@ -20,17 +21,18 @@ BAD_FOR_STATES = {
     "strategy": "no_buffer",
     "has_int8_checkpoints": True,
     "replays": True,
-    "has_side_states": True,
 }
-WINDOWS = {"architecture": "MellumForCausalLM", "has_windows": True}
+WINDOWS = {"model": ModelFacts(architecture="MellumForCausalLM", has_window=True)}
 COMPRESSED = {
-    "architecture": "DeepseekV4ForCausalLM",
-    "has_windows": True,
-    "has_compressed_kv": True,
-    "has_sinks": True,
+    "model": ModelFacts(architecture="DeepseekV4ForCausalLM", has_window=True, has_compressed_kv=True, has_sinks=True),
     "device": "cuda",
 }
-STATES = {"architecture": "Qwen3NextForCausalLM", "has_states": True}
+STATES = {"model": ModelFacts(architecture="Qwen3NextForCausalLM", has_states=True)}
+
+
+def but(kept, **facts):
+    """The same of a model of which this is so too."""
+    return {**kept, "model": replace(kept["model"], **facts)}
 
 
 @pytest.mark.parametrize("kept", [WINDOWS, COMPRESSED, STATES, {}])
@@ -38,9 +40,9 @@ def test_kind_when_nothing_stands_against_it_then_it_is_shared(kept):
     assert kind_refusals(KindFacts(**kept)) == []
 
 
-@pytest.mark.parametrize("fact", ["has_sinks", *BAD])
-def test_windows_when_something_stands_against_them_then_one_line_names_it_and_the_way_out(fact):
-    (line,) = kind_refusals(KindFacts(**WINDOWS, **{fact: ({"has_sinks": True} | BAD)[fact]}))
+@pytest.mark.parametrize("facts", [but(WINDOWS, has_sinks=True), *(WINDOWS | {fact: BAD[fact]} for fact in BAD)])
+def test_windows_when_something_stands_against_them_then_one_line_names_it_and_the_way_out(facts):
+    (line,) = kind_refusals(KindFacts(**facts))
     assert "MellumForCausalLM" in line and "use --disable-hybrid-swa-memory" in line and "\n" not in line
     assert line.endswith("or --banyan-share off")
 
@@ -55,14 +57,17 @@ def test_compressed_when_something_stands_against_it_then_one_line_without_a_fla
     assert "--disable-hybrid-swa-memory" not in line
 
 
-@pytest.mark.parametrize("fact", [*BAD, *BAD_FOR_STATES])
-def test_states_when_something_stands_against_them_then_one_line_names_it_and_the_way_out(fact):
-    (line,) = kind_refusals(KindFacts(**STATES, **{fact: (BAD | BAD_FOR_STATES)[fact]}))
+@pytest.mark.parametrize(
+    "facts",
+    [but(STATES, has_side_states=True), *(STATES | {fact: bad} for fact, bad in (BAD | BAD_FOR_STATES).items())],
+)
+def test_states_when_something_stands_against_them_then_one_line_names_it_and_the_way_out(facts):
+    (line,) = kind_refusals(KindFacts(**facts))
     assert "Qwen3NextForCausalLM" in line and line.endswith("use --banyan-share off") and "\n" not in line
 
 
 def test_facts_when_rules_are_added_then_every_field_is_covered():
-    told = {*COMPRESSED, "has_states", *BAD, *BAD_FOR_STATES, *BAD_FOR_COMPRESSED}
+    told = {*COMPRESSED, *BAD, *BAD_FOR_STATES, *BAD_FOR_COMPRESSED}
     assert {field.name for field in fields(KindFacts)} == told
 
 
@@ -76,9 +81,9 @@ def test_kind_when_several_things_stand_against_it_then_each_has_a_line(kept):
     assert len(kind_refusals(KindFacts(**kept, asked_store="mooncake", keeps_arena=True))) == 2
 
 
-@pytest.mark.parametrize("facts", [{"has_sinks": True}, {"algorithm": "EAGLE3"}])
+@pytest.mark.parametrize("facts", [but(WINDOWS, has_sinks=True), {**WINDOWS, "algorithm": "EAGLE3"}])
 def test_windows_when_there_is_a_gpu_then_they_are_shared_with_sinks_and_drafts(facts):
-    assert kind_refusals(KindFacts(**WINDOWS, device="cuda", **facts)) == []
+    assert kind_refusals(KindFacts(**facts, device="cuda")) == []
 
 
 @pytest.mark.parametrize("algorithm", [None, "EAGLE"])
@@ -87,7 +92,7 @@ def test_states_when_there_is_a_gpu_then_they_are_shared_with_drafts(algorithm):
 
 
 def test_kinds_when_a_model_keeps_both_then_each_has_its_line():
-    windows, states = kind_refusals(KindFacts(has_windows=True, has_states=True, keeps_arena=True))
+    windows, states = kind_refusals(KindFacts(**but(WINDOWS, has_states=True), keeps_arena=True))
     assert "sliding windows" in windows and "keeps states" in states
 
 

@@ -24,7 +24,8 @@ from sglang.srt.arg_groups.model_override_base import resolved_view
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import ServerArgs, prepare_server_args
 
-from banyan.config import Config, flags_in_environment
+from banyan.config import FLAGS_VARIABLE, Config, flags_in_environment
+from banyan.refusals import words_refusal
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.launcher import tried_tree
 
@@ -57,11 +58,15 @@ def examine(arguments: Sequence[str]) -> dict[str, Any]:
     """What is refused (by Banyan), what has failed (in SGLang), what would be set, and what is worth knowing."""
     load_plugins()
     logger, notes, printed = logging.getLogger("banyan"), _Notes(), io.StringIO()
-    logger.addHandler(notes)
     said: dict[str, Any] = {"refused": [], "failed": [], "is_off": False, "settled": {}, "choices": None, "store": []}
-    said["is_asked"] = TURNED_ON in arguments or flags_in_environment() is not None or _is_in_file(arguments)
+    try:
+        words = flags_in_environment()
+    except ValueError as error:
+        return {**said, "refused": [words_refusal(FLAGS_VARIABLE, error)], "is_asked": True, "notes": []}
+    said["is_asked"] = TURNED_ON in arguments or words is not None or _is_in_file(arguments)
     # The command line has the last word: with the flag on it the environment would not be asked.
     added = [] if said["is_asked"] else [TURNED_ON]
+    logger.addHandler(notes)
     try:
         with contextlib.redirect_stdout(sys.stderr), contextlib.redirect_stderr(printed):
             server_args = prepare_server_args([*added, *arguments])

@@ -29,12 +29,18 @@ from banyan.refusals import (
     refusals,
     words_refusal,
 )
-from banyan.refusals.combinations import idle_flags
+from banyan.refusals.combinations import idle_lines
 from banyan.refusals.kinds import KindFacts
 from banyan.refusals.models import ModelFacts
 from banyan.refusals.modes import ModeFacts, mode_refusals
 from banyan.refusals.speculation import DraftFacts
-from banyan.refusals.start import fault_refusal, kept_arena_refusal, store_refusal
+from banyan.refusals.start import (
+    arena_size_refusal,
+    fault_refusal,
+    http_app_refusal,
+    kept_arena_refusal,
+    store_refusal,
+)
 from banyan.refusals.tenant_server import TenantFacts, file_refusal, misfit_refusal, tenant_refusals
 from banyan.sglang_plugin import last_words, runtime, seams
 from banyan.sglang_plugin.launcher import cpu_engine, tenant_salts
@@ -128,9 +134,11 @@ def _turn_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
     except ValueError as error:
         runtime.refuse(str(error))
     reasons = [*refusals(facts(args, wanted, layout)), *mode_refusals(modes(args))] if wanted.shares else []
+    if args.tokenizer_worker_num > 1 and config.names_other_http_app(HTTP_WORKER):
+        reasons.append(http_app_refusal())
     reasons += [
         *_store_refusals(wanted),
-        *_kept_arena_refusals(wanted),
+        *_arena_refusals(wanted),
         *_tenant_refusals(wanted, args),
         *features.lines(asked_of(args, wanted, layout)),
     ]
@@ -154,12 +162,12 @@ def _wanted(asked: argparse.Namespace, layout: Layout) -> Config:
     Raises:
         ValueError: naming the flag that is out of range, or those that do not go together.
     """
+    given = config.flags_given(asked)
     wanted = config.take_flags(asked, default_policy=LEVEL_POLICY if layout.steps_together else DEFAULT_POLICY)
     assert wanted is not None
     runtime.log_as_asked(wanted, "main")
-    idle = idle_flags(wanted)
-    if idle:
-        logger.warning("banyan: --banyan-share off: %s: nothing is kept or lent", ", ".join(idle))
+    for line in idle_lines(wanted, given):
+        logger.warning("banyan: %s", line)
     return _with_member_slots(wanted, layout)
 
 
@@ -198,7 +206,8 @@ def asked_of(args: Any, wanted: Config, layout: Layout, model: ModelFacts | None
 def _with_member_slots(wanted: Config, layout: Layout) -> Config:
     """Without the arena that nobody has asked for, where the ranks leave no member slots for it."""
     num_slots = layout.num_slots(has_arena=True)
-    if not wanted.sizes_arena or wanted.store or num_slots <= MAX_SLOTS:
+    needs_arena = wanted.store or wanted.deals_with_nodes or wanted.tenant_share is not None
+    if not wanted.sizes_arena or needs_arena or num_slots <= MAX_SLOTS:
         return wanted
     logger.warning("banyan: no host arena: with it the ranks take %d member slots, a node has %d", num_slots, MAX_SLOTS)
     return replace(wanted, host_gb=0.0)
@@ -224,7 +233,6 @@ def layout_of(args: Any) -> Layout:
 
 def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
     """Set what the user left open; the bookkeeping that every process reads."""
-    global _rank_table
     for name, parts in features.installed().items():
         if runtime.is_on(name):
             parts.launched(asked_of(args, wanted, layout))
@@ -240,9 +248,7 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
             "linker": "Linker",
             "linker_module_path": "banyan.sglang_plugin.rank.entry",
         }
-        _rank_table = _native.RankTable.create(layout.num_slots(has_arena=wanted.has_arena))
-        faults.count_at(_rank_table.count_failure)
-        carried["rank_table"] = _rank_table.path
+        carried["rank_table"] = _make_rank_table(layout.num_slots(has_arena=wanted.has_arena))
         carried["layout"] = layout.as_dict()
         carried["server"] = uuid.uuid4().hex
         carried["noted"] = []
@@ -253,6 +259,14 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
         args.load_balance_method = HEARS_LOADS
     logger.info("banyan: on, share=%s, %s", wanted.share, layout.words())
     return carried
+
+
+def _make_rank_table(num_slots: int) -> str:
+    """The path of the table at which the ranks meet, and where this process counts its failures."""
+    global _rank_table
+    _rank_table = _native.RankTable.create(num_slots)
+    faults.count_at(_rank_table.count_failure)
+    return _rank_table.path
 
 
 def _tenant_refusals(wanted: Config, args: Any) -> list[str]:
@@ -271,19 +285,26 @@ def _tenant_refusals(wanted: Config, args: Any) -> list[str]:
     return tenant_refusals(facts)
 
 
-def _kept_arena_refusals(wanted: Config) -> list[str]:
-    """What can be said of its folder before the weights are loaded. Writes nothing."""
-    if not (wanted.keep_host_arena and wanted.shares):
+def _arena_refusals(wanted: Config) -> list[str]:
+    """What can be said of its size and its folder before the weights are loaded. Writes nothing."""
+    if not (wanted.host_bytes and wanted.shares):
         return []
-    try:
-        nearest = look_at_folder(Path(wanted.keep_host_arena) / ARENA_FOLDER, "--banyan-keep-host-arena")
-        kind = type_of(MOUNTS.read_text(), os.path.realpath(nearest))
-    except (OSError, ValueError) as error:
-        return [kept_arena_refusal(folder=wanted.keep_host_arena, error=error)]
-    if kind in ("tmpfs", "unknown"):
+    available_bytes = _native.available_bytes()
+    if wanted.keep_host_arena:
+        folder = Path(wanted.keep_host_arena) / ARENA_FOLDER
+        try:
+            nearest = look_at_folder(folder, "--banyan-keep-host-arena")
+            kind = type_of(MOUNTS.read_text(), os.path.realpath(nearest))
+            kept_bytes = sum(path.stat().st_size for path in folder.glob("part-*"))
+        except (OSError, ValueError) as error:
+            return [kept_arena_refusal(folder=wanted.keep_host_arena, error=error)]
+        if kind not in ("tmpfs", "unknown"):
+            on_a_disk = f"{nearest} does not lie on tmpfs, but on {kind}: a disk would write it out all the time"
+            return [kept_arena_refusal(folder=wanted.keep_host_arena, error=on_a_disk)]
+        available_bytes = available_bytes and available_bytes + kept_bytes
+    if available_bytes is None or wanted.host_bytes <= available_bytes:
         return []
-    on_a_disk = f"{nearest} does not lie on tmpfs, but on {kind}: a disk would write it out all the time"
-    return [kept_arena_refusal(folder=wanted.keep_host_arena, error=on_a_disk)]
+    return [arena_size_refusal(need_bytes=wanted.host_bytes, available_bytes=available_bytes)]
 
 
 def _store_refusals(wanted: Config) -> list[str]:
@@ -312,8 +333,6 @@ def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:
         device=runtime.device_of(args),
         num_member_slots=layout.num_member_slots,
         page_size=args.page_size if args.page_size is not None else config.DEFAULT_PAGE_TOKENS,
-        names_http_app=args.tokenizer_worker_num > 1 and config.names_other_http_app(HTTP_WORKER),
-        enable_flexkv=getattr(args, "enable_flexkv", False),
         external_linker_backend=(
             args.unified_cache_external_linker_backend if args.enable_unified_cache_external_linker else None
         ),
@@ -322,10 +341,6 @@ def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:
         has_arena=wanted.has_arena,
         knows_weights=wanted.knows_weights,
         draft=_draft(args),
-        retraction_backup=args.disaggregation_decode_retraction_backup,
-        host_receive_threshold=args.disaggregation_decode_host_receive_threshold,
-        offloads_decode_kvcache=args.disaggregation_decode_enable_offload_kvcache,
-        switches_roles=args.enable_pd_role_switch,
         num_ranks=layout.num_ranks,
         policy=wanted.policy,
         store_admit=wanted.store_admit if wanted.store else "first",
@@ -346,16 +361,11 @@ def _draft(args: Any) -> DraftFacts:
 def kinds(args: Any, wanted: Config, layout: Layout, model: ModelFacts) -> KindFacts:
     """What decides whether a model's sliding windows, or its states, can be shared."""
     return KindFacts(
-        architecture=model.architecture,
-        has_windows=model.has_window,
-        has_compressed_kv=model.has_compressed_kv,
-        has_states=model.has_states,
+        model=model,
         device=runtime.device_of(args),
-        has_sinks=model.has_sinks,
         strategy=args.mamba_radix_cache_strategy,
         has_int8_checkpoints=args.enable_int8_mamba_checkpoint,
         replays=args.enable_linear_replayssm or args.enable_linear_replayssm_spec,
-        has_side_states=model.has_side_states,
         prefill_graphs=args.cuda_graph_config.prefill.backend,
         algorithm=args.speculative_algorithm,
         disaggregation_mode=args.disaggregation_mode,
@@ -370,12 +380,10 @@ def kinds(args: Any, wanted: Config, layout: Layout, model: ModelFacts) -> KindF
 def reserve_window_slots(carried: dict[str, Any]) -> None:
     """The model keeps its windows, or states, apart: the ranks meet at a rank table with slots for these too. No rank
     has been started yet."""
-    global _rank_table
     if _rank_table is None or _rank_table.path != carried["rank_table"]:
         # Another process than the one that made it.
         return
-    _rank_table = _native.RankTable.create(Layout.from_dict(carried["layout"]).num_slots_with_windows)
-    carried["rank_table"] = _rank_table.path
+    carried["rank_table"] = _make_rank_table(Layout.from_dict(carried["layout"]).num_slots_with_windows)
 
 
 def modes(args: Any) -> ModeFacts:

@@ -5,8 +5,12 @@ application, in a process that has Banyan's hooks. SGLang loads no plugins there
 
 from __future__ import annotations
 
-from sglang.srt.plugins import load_plugins
+from contextlib import suppress
 
+from sglang.srt.plugins import load_plugins
+from sglang.srt.runtime_context import get_server_args
+
+from banyan import faults
 from banyan.sglang_plugin import runtime
 
 runtime.become_front()
@@ -15,4 +19,17 @@ load_plugins()
 # Imported behind the hooks: it takes some of what they are put on by name.
 from sglang.srt.entrypoints.http_server import app  # noqa: E402
 
+from banyan.sglang_plugin.launcher.loads import rank_table_at  # noqa: E402
+
 __all__ = ["app"]
+
+
+def _count_failure() -> None:
+    # SGLang tells this process its arguments later than it imports this.
+    with suppress(ValueError, OSError):
+        carried = runtime.bookkeeping(get_server_args())
+        if carried is not None and "rank_table" in carried:
+            rank_table_at(carried["rank_table"]).count_failure()
+
+
+faults.count_at(_count_failure)

@@ -143,7 +143,9 @@ def describe(model_path: str, draft_path: str | None = None) -> dict[str, Any]:
     facts = model_facts(model_config, steps_together_on_cpu=False)
     drafts = [] if draft_path is None else [ModelConfig(draft_path, is_draft_model=True)]
     lines = [model_refusal(facts), *(model_refusal(model_facts(one, steps_together_on_cpu=False)) for one in drafts)]
-    lines += kind_refusals(_of_machine(facts, has_draft=bool(drafts)))
+    # On this machine, with nothing else asked for.
+    device, algorithm = "cpu" if is_cpu() else "cuda", "of a draft model" if drafts else None
+    lines += kind_refusals(KindFacts(model=facts, device=device, algorithm=algorithm))
     line = next((line for line in lines if line is not None), None)
     said: dict[str, Any] = {"architecture": facts.architecture, "refused": line}
     if line is None:
@@ -163,20 +165,6 @@ def describe(model_path: str, draft_path: str | None = None) -> dict[str, Any]:
         if state is not None:
             said |= {"state_bytes_by_part": state.bytes_by_name, "num_state_layers": len(state.layers)}
     return said
-
-
-def _of_machine(facts: ModelFacts, *, has_draft: bool) -> KindFacts:
-    """On this machine, with nothing else asked for."""
-    return KindFacts(
-        architecture=facts.architecture,
-        has_windows=facts.has_window,
-        has_compressed_kv=facts.has_compressed_kv,
-        has_states=facts.has_states,
-        device="cpu" if is_cpu() else "cuda",
-        has_sinks=facts.has_sinks,
-        has_side_states=facts.has_side_states,
-        algorithm="of a draft model" if has_draft else None,
-    )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
 Checksums are verified while the forward pass runs, layer by layer, so that nothing waits for them. When one fails
 SGLang throws the output away and ends the requests of the batch with 503, before a client has seen a token. Here, in
 the process that talks to clients, such an end is not passed on: the same request is sent once more, marked so that its
-rank computes the whole prompt.
+rank computes the whole prompt. Where a client has named several prompts, their ids are free once the ranks have ended
+what SGLang has given up with the first run.
 
 Servers of a pair do not: the room in which the two meet has failed with the first run. The router makes another attempt
 in another room, and says in a header that it is to be computed.
@@ -12,6 +13,7 @@ in another room, and says in a header that it is to be computed.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
 import logging
@@ -33,6 +35,8 @@ from banyan.sglang_plugin.kv_hints import with_action
 from banyan.sglang_plugin.launcher import clients, prompt_tokens, taken_ids, tenant_salts
 
 logger = logging.getLogger("banyan")
+
+LOOK_PERIOD_S, MOST_LOOKS = 0.05, 100
 
 
 async def around_generate_request(
@@ -78,12 +82,22 @@ async def _answers(
         else:
             return
     except HTTPException as error:
-        if has_answered or error.detail != LOAD_FAILED:
+        is_ours = not has_answered and error.detail == LOAD_FAILED
+        if not is_ours or not await _are_over(obj.rid if fresh.rid else [], manager):
             raise
     # A client's text, of any length and with any line ends.
     logger.warning("banyan: pages of request %.128r were damaged: it is run again without the cache", obj.rid)
     async for answer in original(manager, _computed(fresh), request):
         yield answer
+
+
+async def _are_over(rids: str | list[str], manager: Any) -> bool:
+    """Whether SGLang knows these ids no more, by and by."""
+    for _ in range(MOST_LOOKS):
+        if manager.rid_to_state.keys().isdisjoint([rids] if isinstance(rids, str) else rids):
+            return True
+        await asyncio.sleep(LOOK_PERIOD_S)
+    return False
 
 
 def _as_asked(obj: Any, request: Any) -> Any:

@@ -65,8 +65,6 @@ def _resolve(original: Callable[[Any], None], server_args: Any, carried: dict[st
         runtime.refuse(kept_states_refusal(str(error), _strategies(server_args)))
     try:
         _decide(server_args, carried)
-    except runtime.Refused:
-        raise
     except Exception as error:
         # What could not be looked at is not shared.
         logger.exception("banyan: these arguments cannot be judged")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import re
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,10 @@ from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.prompt_refusals import BadRequest
 
 MOST_ARGUMENTS = 16
-"""The pattern by which SGLang looks for calls takes twice as long for each more where it finds none."""
+"""The pattern by which SGLang looks for calls takes twice as long for each more, whether it finds one or none."""
+
+EVERYTHING = re.compile(".+", re.DOTALL)
+"""In its place, for a text that is a list of calls."""
 
 MOST_BRACKETS, MOST_CHARACTERS = 8, 1 << 16
 """Of a text with more arguments: each of the first that open is tried with each of the last that close."""
@@ -42,14 +46,17 @@ def around_search(original: Callable[..., Any], detector: Any, text: str, *tools
     found = _calls_in(text)
     if found is None:
         return StreamingParseResult(normal_text=text, calls=[]) if tools else False
+    if not tools:
+        return True
+    detector = copy.copy(detector)
+    detector.tool_call_regex = EVERYTHING
     result = original(detector, text[found], *tools)
-    if tools:
-        result.normal_text = text[: found.start] + result.normal_text + text[found.stop :]
+    result.normal_text = text[: found.start] + result.normal_text + text[found.stop :]
     return result
 
 
 def _calls_in(text: str) -> slice | None:
-    """Where a list of calls stands, the longest that begins first. SGLang's pattern is through it at once."""
+    """Where a list of calls stands, the longest that begins first."""
     begins = [place.start() for place in re.finditer(r"\[", text)][:MOST_BRACKETS]
     ends = [place.end() for place in re.finditer(r"\)\s*\]", text)][-MOST_BRACKETS:]
     for begin in begins if len(text) <= MOST_CHARACTERS else ():
@@ -65,4 +72,5 @@ def _is_list_of_calls(text: str) -> bool:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     found = getattr(tree.body[0], "value", None) if len(tree.body) == 1 else None
-    return isinstance(found, ast.List) and all(isinstance(one, ast.Call) for one in found.elts)
+    # As in SGLang's pattern, where each argument has a name.
+    return isinstance(found, ast.List) and all(isinstance(one, ast.Call) and not one.args for one in found.elts)
