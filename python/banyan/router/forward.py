@@ -109,7 +109,7 @@ class Forwarder:
         tried: list[Tried] = []
         while True:
             # Of a response that it goes on from no other server knows.
-            avoid = {one.server for one in tried} - {going.asked.held_at}
+            avoid = {url for one in tried for url in (one.server, one.beside) if url} - {going.asked.held_at}
             take = partial(self._take, going.asked, avoid)
             try:
                 place = await self.admission.enter(take, self._settings.queue_timeout_s, going.asked.held_at)
