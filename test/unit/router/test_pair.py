@@ -210,6 +210,20 @@ def test_request_when_pages_cannot_be_taken_back_then_the_next_attempt_computes(
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_request_when_a_server_gets_it_again_then_its_id_is_not_the_one_that_the_server_still_knows(stream):
+    async def scenario():
+        (p,), (d,) = pair()
+        p.answers = [DAMAGED]
+        async with running([p, d]) as rig:
+            assert (await rig.ask(text="hi", rid="mine", stream=stream))[0] == 200
+            for server in (p, d):
+                first, second = (fields["rid"] for fields in fields_of(server))
+                assert first == "mine" and not second.startswith("mine")
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("half", ["prefill", "decode"])
 def test_request_when_a_server_of_its_pair_dies_of_it_then_no_other_pair_sees_it(half):
     async def scenario():
