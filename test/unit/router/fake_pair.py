@@ -69,7 +69,7 @@ class FakePrefill(FakeServer):
 
 class FakeDecode(FakeServer):
     """Answers when its room was handed over; says that it failed when it was not. ``refuses``: a status that it answers
-    at once instead, in a stream by its first event. ``failures``: what it says of the next requests, with status 500."""
+    at once instead, in a stream by its first event. ``failures``: its words, with status 500, at the next."""
 
     refuses = 0
 

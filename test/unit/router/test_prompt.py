@@ -161,7 +161,9 @@ def test_id_when_it_is_made_another_then_it_neither_begins_as_the_clients_nor_co
     assert name != "rid" or not any(fields[name].startswith("r") for fields in made)
 
 
-@pytest.mark.parametrize("body", [b'{"text": "\\"rid\\": 5"}', b'--x; name="rid"\r\n{"a": 1}', b'{"rid"', b"", b'["rid"]'])
+@pytest.mark.parametrize(
+    "body", [b'{"text": "\\"rid\\": 5"}', b'--x; name="rid"\r\n{"a": 1}', b'{"rid"', b"", b'["rid"]']
+)
 def test_id_when_the_client_has_given_none_or_the_body_is_no_object_then_it_stays_as_it_is(body):
     assert renamed(body, GENERATE) == body
 
