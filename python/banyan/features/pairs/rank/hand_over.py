@@ -32,7 +32,7 @@ from banyan.features.pairs.rank.control_port import (
     ScreenedSocket,
     is_of_staging,
 )
-from banyan.features.pairs.rank.sealed import receiver_context
+from banyan.features.pairs.rank.sealed import receiver_context, sealing_what_listens
 from banyan.features.pairs.roles import weights_refusal
 from banyan.latest import Latest
 from banyan.sglang_plugin.rank.reporting import report
@@ -63,8 +63,15 @@ class HandOver:
     messages: ControlMessages
     _has_refused = False
 
+    def __init__(self, *args: Any, **named: Any) -> None:
+        # The threads start in here.
+        self.prepare()
+        with sealing_what_listens():
+            super().__init__(*args, **named)
+        self.attn_dp_rank = rank_to_name(self)
+
     def prepare(self) -> None:
-        """To be called before SGLang's own construction, which starts the threads."""
+        """What the threads need."""
         self.rooms = AskedRooms(time.monotonic)
         self._given_up: Latest[int, None] = Latest(MAX_GIVEN_UP)
         self._given_up_lock = threading.Lock()
