@@ -29,7 +29,7 @@ from banyan.router.held_responses import HeldResponses
 from banyan.router.metrics import Metrics
 from banyan.router.paths import RESPONSES, Form
 from banyan.router.probes import nobody_listens
-from banyan.router.prompt import pin
+from banyan.router.prompt import pin, renamed
 from banyan.router.settings import Settings
 from banyan.router.sources import source_of
 from banyan.router.suspects import WHY_HELD, Held, Suspect, Suspects
@@ -50,13 +50,14 @@ logger = logging.getLogger("banyan.router")
 
 @dataclass(frozen=True)
 class SentRequest:
-    """A request as it is passed on."""
+    """A request as it is passed on. ``sent_to``: servers that may still know it."""
 
     call: Call
     asked: Asked
     body: bytes
     headers: Mapping[str, str]
     suspect: Suspect
+    sent_to: set[str] = field(default_factory=set)
 
 
 @dataclass(eq=False)
@@ -109,7 +110,7 @@ class Forwarder:
         tried: list[Tried] = []
         while True:
             # Of a response that it goes on from no other server knows.
-            avoid = {one.server for one in tried} - {going.asked.held_at}
+            avoid = {url for one in tried for url in (one.server, one.beside) if url} - {going.asked.held_at}
             take = partial(self._take, going.asked, avoid)
             try:
                 place = await self.admission.enter(take, self._settings.queue_timeout_s, going.asked.held_at)
@@ -186,7 +187,8 @@ class Forwarder:
 
     async def _send(self, server: Server, attempt: Attempt, going: SentRequest, *, rank: int | None) -> Tried | None:
         """Send a request, until the first bytes of an answer are there; else why there are none."""
-        body = going.body
+        body = renamed(going.body, going.call.row.path) if server.url in going.sent_to else going.body
+        going.sent_to.add(server.url)
         server.in_flight[id(attempt)] = attempt.give_up
         self._suspects.sent(going.suspect)
         if rank is not None and len(server.targets) > 1 and going.asked.request.may_pin:

@@ -110,14 +110,17 @@ class PairForwarder(Forwarder):
         broken = _broken_with(sent.attempt)
         if failure is None and broken:
             failure = _failed(sent.place, sent.attempt)
-        if failure is None or failure.outcome is Outcome.UNREACHED:
+            if broken in RETRYABLE_STATUSES or LOAD_FAILED in failure.error:
+                # The decode server speaks for itself, and its prefill server would wait for it.
+                return failure
+            if not await _settle(half):
+                return replace(failure, beside=half.place.target.server.url)
+            if half.failure is not None:
+                half.failure = replace(half.failure, beside=target.server.url)
+        elif failure is None or failure.outcome is not Outcome.LOST:
             return failure
-        if sent.attempt.status in RETRYABLE_STATUSES or broken in RETRYABLE_STATUSES:
-            # The decode server speaks for itself, and its prefill server would wait for it.
-            return failure
-        await _settle(half)
         if half.failure is None and not half.is_refusal:
-            return failure if half.task is None or half.task.done() else _silent(half, failure)
+            return failure
         # What the prefill server says is the reason; the decode server only heard of it.
         sent.attempt.close()
         sent.place.target.server.in_flight.pop(id(sent.attempt), None)
@@ -213,23 +216,21 @@ async def _rest(half: _Half) -> Tried | None:
     return None
 
 
-async def _settle(half: _Half) -> None:
-    """Wait a little for the prefill half to end by itself."""
-    if half.task is not None:
-        await asyncio.wait((half.task,), timeout=VERDICT_S)
+async def _settle(half: _Half) -> bool:
+    """Wait a little for the prefill half to end by itself; whether it has."""
+    assert half.task is not None
+    ended, _ = await asyncio.wait((half.task,), timeout=VERDICT_S)
+    return bool(ended)
 
 
 def _broken_with(attempt: Attempt) -> int:
     return broken_with(attempt.status, attempt.first, is_stream=attempt.is_stream)
 
 
-def _silent(half: _Half, failure: Tried) -> Tried:
-    """The decode server has given up, and its prefill server says nothing: it may be lost."""
-    return Tried(half.place.target.server.url, Outcome.LOST, f"it says nothing, and {failure.server}: {failure.error}")
-
-
 def _failed(place: Place, attempt: Attempt) -> Tried:
     """An answer that says that there is none. Of a stream nothing can be passed on: its first event is the end."""
     outcome = Outcome.LOST if attempt.is_stream else Outcome.REFUSED
-    said = attempt.first[:MAX_ERROR_BYTES].decode(errors="replace")
+    # A client's words may stand before the reason.
+    start = max(0, attempt.first.find(LOAD_FAILED.encode()))
+    said = attempt.first[start : start + MAX_ERROR_BYTES].decode(errors="replace")
     return Tried(place.target.server.url, outcome, f"HTTP {attempt.status}: {said}")

@@ -6,6 +6,7 @@ Nothing here refuses: a body that cannot be read is the server's to refuse, in i
 
 from __future__ import annotations
 
+import secrets
 from array import array
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import msgspec
 from banyan.decoding import json_of
 from banyan.router.blocks import pack
 from banyan.router.chats import chat, converted, medium
-from banyan.router.paths import BY_PATH, COMPLETIONS, MESSAGES, OTHER, By, Row
+from banyan.router.paths import BY_PATH, COMPLETIONS, MESSAGES, OTHER, RESPONSES, By, Row
 from banyan.routing.conversation import conversation_of
 from banyan.routing.tenant_secret import salted
 
@@ -194,6 +195,16 @@ def pin(body: bytes, rank: int) -> bytes:
     counts, and the client may have sent a null."""
     end = body.rindex(b"}")
     return b'%b,"%b":%d%b' % (body[:end], RANK_FIELDS[0].encode(), rank, body[end:])
+
+
+def renamed(body: bytes, path: str) -> bytes:
+    """The body of a request with another id than its client has given it, as the last field. A server whose client has
+    gone knows its id for seconds, refuses a second one of that name, and then ends every one whose id begins so."""
+    name, begin = ("request_id", "resp_") if path == RESPONSES else ("rid", "~")
+    fields = body.strip()
+    if not (fields.startswith(b"{") and fields.endswith(b"}") and f'"{name}"'.encode() in fields):
+        return body
+    return fields[:-1] + f',"{name}":"{begin}{secrets.token_hex(16)}"}}'.encode()
 
 
 def _completion(fields: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -46,12 +46,14 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One attempt that gave no answer. ``has_begun``: the server had it, and broke off in sending it."""
+    """One attempt that gave no answer. ``has_begun``: the server had it, and broke off in sending it. ``beside``: the
+    other server of a pair, where it may be that one's fault."""
 
     server: str
     outcome: Outcome
     error: str
     has_begun: bool = False
+    beside: str | None = None
 
 
 def may_retry(

@@ -240,6 +240,20 @@ def test_samples_when_they_are_few_of_each_of_many_prompts_then_all_are_counted(
     admitted(input_ids=[1] * 17, sampling_params={"n": 40})
 
 
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+@pytest.mark.parametrize("params", [{"n": 2}, [{"n": 1}, {"n": 3}]])
+def test_samples_when_a_pair_is_asked_for_several_of_a_prompt_then_the_request_is_refused(params, mode, monkeypatch):
+    monkeypatch.setattr(clients.runtime, "disaggregation_mode", lambda: mode)
+    with pytest.raises(clients.BadRequest, match="a pair of servers makes one sample"):
+        admitted(sampling_params=params)
+
+
+def test_batch_when_it_comes_to_a_pair_then_each_of_its_prompts_has_a_room(monkeypatch):
+    monkeypatch.setattr(clients.runtime, "disaggregation_mode", lambda: "prefill")
+    asked = admitted(input_ids=[[1], [2], [3]], sampling_params={"n": 1}, bootstrap_room=7)
+    assert [asked[number].bootstrap_room for number in range(3)] == [7, 8, 9]
+
+
 @pytest.mark.parametrize("lora_id", ["x", [], ["x"]])
 def test_adapter_when_a_client_names_it_by_its_id_then_the_request_is_refused(lora_id):
     with pytest.raises(clients.BadRequest, match="lora_path"):

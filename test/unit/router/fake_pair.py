@@ -69,22 +69,22 @@ class FakePrefill(FakeServer):
 
 class FakeDecode(FakeServer):
     """Answers when its room was handed over; says that it failed when it was not. ``refuses``: a status that it answers
-    at once instead, in a stream by its first event."""
+    at once instead, in a stream by its first event. ``failures``: its words, with status 500, at the next."""
 
     refuses = 0
 
     def __init__(self, name, rooms, **more):
         super().__init__(name, mode="decode", **more)
-        self.rooms = rooms
+        self.rooms, self.failures = rooms, []
 
     async def generate(self, request):
         body = json.loads(await request.body())
         if body.get("stream"):
             self.seen.append((body, dict(request.headers)))
             return StreamingResponse(self.stream(body), media_type="text/event-stream")
-        if self.refuses:
+        if self.refuses or self.failures:
             self.seen.append((body, dict(request.headers)))
-            return JSONResponse({"detail": REFUSED}, self.refuses)
+            return JSONResponse({"detail": self.failures.pop(0) if self.failures else REFUSED}, self.refuses or 500)
         self.num_running += 1
         try:
             outcome = await unless_gone(request, self.rooms.outcome(body["bootstrap_room"]))
@@ -100,6 +100,8 @@ class FakeDecode(FakeServer):
     async def stream(self, body):
         if self.refuses:
             yield aborted(REFUSED, self.refuses)
+        elif self.failures:
+            yield aborted(self.failures.pop(0), 500)
         elif await self.rooms.outcome(body["bootstrap_room"]):
             async for piece in self.pieces():
                 yield piece

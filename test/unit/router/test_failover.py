@@ -197,6 +197,25 @@ def test_request_when_its_connection_breaks_and_the_server_is_well_then_it_is_tr
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("num_servers", [1, 2])
+def test_request_when_it_comes_to_a_server_again_then_it_has_another_id_there_and_only_there(num_servers):
+    async def scenario():
+        async with running([FakeServer(name) for name in "ab"[:num_servers]]) as rig:
+            for server in rig.servers:
+                server.gate.clear()
+            asked = asyncio.create_task(rig.ask(text="hi", rid="mine"))
+            await until(lambda: any(server.num_running for server in rig.servers))
+            rig.drop_connections(next(server for server in rig.servers if server.num_running))
+            await until(lambda: sum(rig.num_seen()) == 2)
+            for server in rig.servers:
+                server.gate.set()
+            assert (await asked)[0] == 200
+            ids = [json.loads(body)["rid"] for server in rig.servers for body, _ in server.seen]
+            assert len(set(ids)) == (2 if num_servers == 1 else 1) and ids[0] == "mine"
+
+    asyncio.run(scenario())
+
+
 def test_request_when_its_server_was_drained_before_it_ended_then_it_is_tried_again():
     async def scenario():
         async with running([FakeServer("a"), FakeServer("b")]) as rig:

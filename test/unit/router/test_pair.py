@@ -8,9 +8,10 @@ import json
 
 import pytest
 from test.unit.router.fake_pair import REFUSED, FakeDecode, FakePrefill, Rooms
-from test.unit.router.fake_server import BLOCK_TOKENS, BOOTSTRAP_PORT, FakeServer, running, until
+from test.unit.router.fake_server import BLOCK_TOKENS, BOOTSTRAP_PORT, TEST_TIMEOUT_S, FakeServer, running, until
 
 from banyan.core import LOAD_FAILED
+from banyan.router import pair as pairs
 from banyan.router.asked_prompt import Asked
 from banyan.router.blocks import ARENA, STORE, block_ids, pack
 from banyan.router.events import BlockStored
@@ -138,6 +139,87 @@ def test_requests_when_their_decode_server_dies_then_another_pair_answers_all_bu
             assert status == 200 and other.name.encode() in body and last[0] == 502
             await until(lambda: not under_way(rig))
             rig.assert_idle()
+
+    asyncio.run(scenario())
+
+
+def test_request_when_its_decode_server_breaks_off_then_another_one_is_tried_without_a_wait(monkeypatch):
+    monkeypatch.setattr(pairs, "VERDICT_S", TEST_TIMEOUT_S)
+
+    async def scenario():
+        prefills, decodes = pair(num_prefills=2, num_decodes=2)
+        for p in prefills:
+            p.hands_over.clear()
+        async with running([*prefills, *decodes]) as rig:
+            asked = asyncio.create_task(rig.ask(text="hi"))
+            (victim, other), (_, well) = await chosen(decodes), await chosen(prefills)
+            rig.drop_connections(victim)
+            well.hands_over.set()
+            status, _, body = await asked
+            assert (status, json.loads(body)["text"]) == (200, other.name)
+            await until(lambda: not under_way(rig))
+            rig.assert_idle()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("says", ["nothing", "aborted"])
+def test_request_when_its_decode_server_fails_it_then_both_servers_of_the_next_pair_are_others(says, monkeypatch):
+    settle, goes_on = pairs._settle, asyncio.Event()
+
+    async def settle_later(half):
+        await goes_on.wait()
+        return await settle(half) if says == "aborted" else False
+
+    monkeypatch.setattr(pairs, "_settle", settle_later)
+
+    async def scenario():
+        prefills, decodes = pair(num_prefills=2, num_decodes=2)
+        for p, d in zip(prefills, decodes, strict=True):
+            d.refuses = 500
+            p.hands_over.clear()
+            p.answers = [(500, "aborted")] if says == "aborted" else []
+        async with running([*prefills, *decodes]) as rig:
+            asked = asyncio.create_task(rig.ask(text="hi"))
+            (_, well), (_, other) = await chosen(decodes), await chosen(prefills)
+            well.refuses, other.answers = 0, []
+            other.hands_over.set()
+            # It is the failed pair's turn now.
+            assert (await rig.ask(text="another"))[0] == 200
+            goes_on.set()
+            status, _, body = await asked
+            assert (status, json.loads(body)["text"], len(other.seen)) == (200, well.name, 2)
+            await until(lambda: not under_way(rig))
+            rig.assert_idle()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_request_when_pages_cannot_be_taken_back_then_the_next_attempt_computes(stream):
+    async def scenario():
+        (p,), (d,) = pair()
+        p.answers = [(500, "aborted")]
+        d.failures = [f"of request {'x' * 400}: {LOAD_FAILED}: pages of this decode server's arena"]
+        async with running([p, d]) as rig:
+            status, _, body = await rig.ask(text="hi", stream=stream)
+            assert status == 200 and b"d0" in body
+            assert [headers.get(PLAN_HEADER) for headers in headers_of(d)] == [None, "compute"]
+            assert headers_of(p)[-1][PLAN_HEADER] == "compute"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_request_when_a_server_gets_it_again_then_its_id_is_not_the_one_that_the_server_still_knows(stream):
+    async def scenario():
+        (p,), (d,) = pair()
+        p.answers = [DAMAGED]
+        async with running([p, d]) as rig:
+            assert (await rig.ask(text="hi", rid="mine", stream=stream))[0] == 200
+            for server in (p, d):
+                first, second = (fields["rid"] for fields in fields_of(server))
+                assert first == "mine" and not second.startswith("mine")
 
     asyncio.run(scenario())
 

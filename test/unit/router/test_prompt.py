@@ -10,7 +10,7 @@ import pytest
 
 from banyan.router.chats import MEDIUM_BYTES
 from banyan.router.paths import CHAT_COMPLETIONS, COMPLETIONS, GENERATE, MESSAGES
-from banyan.router.prompt import Request, pin, read
+from banyan.router.prompt import Request, pin, read, renamed
 from banyan.routing.sent import PIECE_BYTES, piece_ids
 
 
@@ -151,6 +151,21 @@ def test_pin_when_added_then_everything_else_is_as_it_was():
     pinned = pin(body, 3)
     assert json.loads(pinned) == json.loads(body) | {"routed_dp_rank": 3}
     assert pinned.startswith(body[:-1])
+
+
+@pytest.mark.parametrize(("path", "name"), [(GENERATE, "rid"), ("/v1/responses", "request_id")])
+def test_id_when_it_is_made_another_then_it_neither_begins_as_the_clients_nor_comes_again(path, name):
+    body = b' { "text" : "x", "%b": "resp" } ' % name.encode()
+    made = [json.loads(renamed(body, path)) for _ in range(2)]
+    assert len({fields[name] for fields in made}) == 2 and all(fields["text"] == "x" for fields in made)
+    assert name != "rid" or not any(fields[name].startswith("r") for fields in made)
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"text": "\\"rid\\": 5"}', b'--x; name="rid"\r\n{"a": 1}', b'{"rid"', b"", b'["rid"]']
+)
+def test_id_when_the_client_has_given_none_or_the_body_is_no_object_then_it_stays_as_it_is(body):
+    assert renamed(body, GENERATE) == body
 
 
 def test_pin_when_the_client_has_sent_a_null_in_its_place_then_the_rank_counts():

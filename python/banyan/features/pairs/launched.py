@@ -28,7 +28,8 @@ def _take_role(role: Role, asked: Asked) -> None:
     if role is Role.DECODE:
         # The linker belongs to a radix cache, and decode servers have none unless they are told.
         args.disaggregation_decode_enable_radix_cache = True
-    if role is Role.PREFILL and has_several_ranks and wanted.policy != config.SGLANG_POLICY:
+    is_placed_here = has_several_ranks and wanted.policy != config.SGLANG_POLICY
+    if role is Role.PREFILL and is_placed_here and args.load_balance_method == config.AUTO_LOAD_BALANCE:
         # Else the room says which rank it has to be, and a request that is placed elsewhere fails.
         args.load_balance_method = "round_robin"
     for note in notes(role, has_store=bool(wanted.store), tp_size=args.tp_size):

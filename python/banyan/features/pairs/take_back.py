@@ -68,7 +68,7 @@ class TakeBack:
     def has_no_place(self) -> None:
         """The pool has nothing to copy into."""
         assert self.state is State.PROMISED
-        self._lease.release()
+        self.let_go()
         self.state = State.FAILED
 
     def let_go(self) -> None:
@@ -88,13 +88,6 @@ class TakeBack:
             assert self._copy is not None
             self.state = State.IN if self._copy.finish() else State.FAILED
             self._copy = None
-
-    def fail(self) -> None:
-        """What has come, or would, is of no use any more."""
-        self.let_go()
-        self.settle()
-        if self.state is State.IN:
-            self.state = State.FAILED
 
 
 class TakeBacks:
@@ -147,7 +140,10 @@ class TakeBacks:
         """The pages of the arena, or of the pool, are about to mean something else: wait for the copies; whoever has
         not gone on yet fails."""
         for each in self._open:
-            each.fail()
+            each.let_go()
+            each.settle()
+            if each.state is State.IN:
+                each.state = State.FAILED
         self._close()
 
     def _close(self) -> None:

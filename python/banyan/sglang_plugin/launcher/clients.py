@@ -123,6 +123,12 @@ def _check_samples(obj: Any) -> None:
     sampling = getattr(obj, "sampling_params", None)
     for params in sampling if isinstance(sampling, list) else [sampling]:
         num_samples = params.get("n") if isinstance(params, dict) else None
+        if isinstance(num_samples, int | float) and num_samples > 1 and runtime.disaggregation_mode() != "null":
+            # SGLang gives all of them one room, and its rank ends when a second one comes to it.
+            raise BadRequest(
+                f"sampling_params: n is {str(num_samples)[:32]}, and a pair of servers makes one sample of a prompt: "
+                "send the prompt as often"
+            )
         if isinstance(num_samples, int | float) and num_samples > MOST_SAMPLES:
             raise BadRequest(f"sampling_params: n is {str(num_samples)[:32]}, {MOST_SAMPLES} at most")
         if isinstance(num_samples, int) and num_samples > 1 and num_samples * _num_prompts(obj) > MOST_SAMPLES_IN_ALL:

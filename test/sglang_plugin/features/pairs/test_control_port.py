@@ -130,11 +130,32 @@ def test_peer_when_its_pool_does_not_fit_then_it_is_not_taken_in_and_the_thread_
     assert "misfit" not in manager.decode_kv_args_table
 
 
-@pytest.mark.parametrize(("stages", "foreign"), [(True, False), (False, True)])
-def test_message_when_it_is_of_staging_then_it_is_foreign_only_where_staging_is_off(stages, foreign):
+STAGING = {b"WATERMARK": [b"1", b"4096"], b"STAGING_RSP": [b"7", b"3", b"0", b"0", b"4096"]}
+
+
+@pytest.mark.parametrize("tag", STAGING)
+@pytest.mark.parametrize("stages", [True, False])
+def test_message_when_it_is_of_staging_then_it_is_foreign_only_where_staging_is_off(stages, tag):
     for manager in (make_manager(SlowAgent(1)), of_mooncakes()):
         manager.enable_staging = stages
-        assert manager._is_foreign([b"WATERMARK", b"1"]) is foreign
+        manager.decode_kv_args_table = {AGENT: None}
+        assert manager._is_foreign([tag, *STAGING[tag], AGENT.encode()]) is not stages
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        *([b"WATERMARK"], [b"WATERMARK", b"1"], [b"WATERMARK", b"1", b"one", AGENT.encode()], [b"STAGING_RSP"]),
+        [b"WATERMARK", b"1", b"4096", b"nobody's"],
+        [b"WATERMARK", b"1", b"4096", b"\xff"],
+        *([b"STAGING_RSP", b"7", chunk, b"0", b"0", b"1", AGENT.encode()] for chunk in (b"-5", b"1000000000", b"")),
+    ],
+)
+def test_message_of_staging_when_no_decode_server_sends_it_so_then_it_is_foreign(message):
+    for manager in (make_manager(SlowAgent(1)), of_mooncakes()):
+        manager.enable_staging = True
+        manager.decode_kv_args_table = {AGENT: None}
+        assert manager._is_foreign(message)
 
 
 @pytest.mark.parametrize(("deferred", "foreign"), [(object(), False), (None, True)])

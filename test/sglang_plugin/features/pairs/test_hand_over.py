@@ -73,6 +73,22 @@ def test_abort_when_the_decode_server_waits_then_it_is_told_at_once(manager):
     assert manager.request_status[ROOM] == KVPoll.Failed
 
 
+def test_abort_when_a_message_to_the_decode_server_waits_then_the_scheduler_does_not(manager, monkeypatch):
+    del manager.send_kv_status_message
+    reads, told = threading.Event(), queue.Queue()
+    monkeypatch.setattr(
+        conn.CommonKVManager, "send_kv_status_message", lambda self, **said: reads.wait(10) and told.put(said)
+    )
+    rooms = [ROOM, ROOM + 1]
+    for room in rooms:
+        sender = sender_of(manager, room)
+        asks(manager, room)
+        sender.abort()
+    assert told.empty() and [manager.request_status[room] for room in rooms] == [KVPoll.Failed] * 2
+    reads.set()
+    assert [told.get(timeout=10)["bootstrap_room"] for _ in rooms] == rooms
+
+
 def test_abort_when_the_decode_server_has_not_asked_yet_then_it_is_told_when_it_asks(manager):
     sender = sender_of(manager)
     sender.abort()
@@ -159,7 +175,7 @@ class Misfit:
 
 
 def test_decode_server_when_a_prefill_server_does_not_fit_then_it_goes_on_and_says_so_once(caplog):
-    manager = type("Manager", (hand_over.HandOver, Misfit), {})()
+    manager = object.__new__(type("Manager", (hand_over.HandOver, Misfit), {}))
     assert not any(manager.try_ensure_parallel_info("there:1") for _ in range(3))
     assert caplog.text.count("Page size mismatch") == 1
 

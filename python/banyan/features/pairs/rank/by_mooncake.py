@@ -24,8 +24,7 @@ from sglang.srt.disaggregation.mooncake.conn import (
 from sglang.srt.disaggregation.utils import KVClassType
 
 from banyan.features.pairs.rank.control_port import MAX_NAME, MAX_PEERS, ControlMessages, is_room
-from banyan.features.pairs.rank.hand_over import HandOver, ScreenedReceiver, TellingSender, rank_to_name
-from banyan.features.pairs.rank.sealed import sealing_what_listens
+from banyan.features.pairs.rank.hand_over import HandOver, ScreenedReceiver, TellingSender
 from banyan.features.pairs.rank.taking_back import TakingReceiver
 from banyan.sglang_plugin import runtime
 
@@ -49,17 +48,25 @@ def _is_likely(said: KVArgsRegisterInfo | TransferInfo) -> bool:
 MESSAGES = ControlMessages((), KVArgsRegisterInfo.from_zmq, TransferInfo.from_zmq, _is_likely)
 
 
+def _or_failed(name: str) -> Callable[..., int]:
+    """SGLang's method; ``FAILED`` where it raises: a decode server whose pool does not fit, one with fewer layers for
+    example, fails its own requests, where in SGLang it ends the thread that sends to all."""
+
+    def send(manager: Any, to: Any, *what: Any, **named: Any) -> int:
+        try:
+            said: int = getattr(super(MooncakeHandOver, manager), name)(to, *what, **named)
+        except Exception:
+            logger.exception("banyan: nothing can be sent to %s", getattr(to, "mooncake_session_id", to))
+            return FAILED
+        return said
+
+    return send
+
+
 class MooncakeHandOver(HandOver, MooncakeKVManager):
     """A rank's."""
 
     messages = MESSAGES
-
-    def __init__(self, *args: Any, **named: Any) -> None:
-        # The threads start in here.
-        self.prepare()
-        with sealing_what_listens():
-            super().__init__(*args, **named)
-        self.attn_dp_rank = rank_to_name(self)
 
     def start_prefill_thread(self) -> None:
         self.screen()
@@ -73,36 +80,17 @@ class MooncakeHandOver(HandOver, MooncakeKVManager):
         except RuntimeError:
             return False
 
-    def send_kvcache(self, session: str, *what: Any, **named: Any) -> int:
-        return _or_failed(super().send_kvcache, session, *what, **named)
-
-    def send_kvcache_slice(self, session: str, *what: Any, **named: Any) -> int:
-        return _or_failed(super().send_kvcache_slice, session, *what, **named)
-
-    def send_kvcache_dcp(self, session: str, *what: Any, **named: Any) -> int:
-        return _or_failed(super().send_kvcache_dcp, session, *what, **named)
-
-    def maybe_send_extra(self, asked: TransferInfo, *what: Any, **named: Any) -> int:
-        return _or_failed(super().maybe_send_extra, asked, *what, **named)
-
-    def send_aux(self, asked: TransferInfo, *what: Any, **named: Any) -> int:
-        return _or_failed(super().send_aux, asked, *what, **named)
+    send_kvcache = _or_failed("send_kvcache")
+    send_kvcache_slice = _or_failed("send_kvcache_slice")
+    send_kvcache_dcp = _or_failed("send_kvcache_dcp")
+    maybe_send_extra = _or_failed("maybe_send_extra")
+    send_aux = _or_failed("send_aux")
 
     def _publish_peer_registration(self, mooncake_session_id: str, decode_kv_args: Any) -> str | None:
         """Take a decode server in; else why not. One that does not fit does not end the thread that serves all."""
         if not self.has_place(mooncake_session_id, decode_kv_args.endpoint):
             return "there is no place"
         return super()._publish_peer_registration(mooncake_session_id, decode_kv_args)
-
-
-def _or_failed(send: Callable[..., int], to: Any, *what: Any, **named: Any) -> int:
-    """What ``send`` says; ``FAILED`` where it raises: a decode server whose pool does not fit, one with fewer layers
-    for example, fails its own requests, where in SGLang it ends the thread that sends to all."""
-    try:
-        return send(to, *what, **named)
-    except Exception:
-        logger.exception("banyan: nothing can be sent to %s", getattr(to, "mooncake_session_id", to))
-        return FAILED
 
 
 class MooncakeSender(TellingSender, MooncakeKVSender):

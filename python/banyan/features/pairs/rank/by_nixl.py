@@ -25,9 +25,8 @@ from sglang.srt.disaggregation.nixl.conn import (
 from sglang.srt.disaggregation.utils import KVClassType
 
 from banyan.features.pairs.rank.control_port import MAX_NAME, MAX_PEERS, ControlMessages, is_room
-from banyan.features.pairs.rank.hand_over import HandOver, ScreenedReceiver, TellingSender, rank_to_name
+from banyan.features.pairs.rank.hand_over import HandOver, ScreenedReceiver, TellingSender
 from banyan.features.pairs.rank.layerwise import LayerwiseSender
-from banyan.features.pairs.rank.sealed import sealing_what_listens
 from banyan.features.pairs.rank.taking_back import TakingReceiver
 from banyan.sglang_plugin import runtime
 
@@ -75,16 +74,13 @@ class NixlHandOver(HandOver, LayerwiseSender, NixlKVManager):
 
     def __init__(self, args: Any, *more: Any, **named: Any) -> None:
         # The threads start in here.
-        self.prepare()
         self.prepare_advances()
-        with sealing_what_listens():
-            if runtime.is_on_gpu():
+        if runtime.is_on_gpu():
+            super().__init__(args, *more, **named)
+        else:
+            args.kv_data_mem_kinds = ["DRAM"] * len(args.kv_data_ptrs)
+            with pausing_progress():
                 super().__init__(args, *more, **named)
-            else:
-                args.kv_data_mem_kinds = ["DRAM"] * len(args.kv_data_ptrs)
-                with pausing_progress():
-                    super().__init__(args, *more, **named)
-        self.attn_dp_rank = rank_to_name(self)
 
     def _start_bootstrap_thread(self) -> None:
         self.screen()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,12 @@ from banyan.sglang_plugin.rank.reporting import report
 
 logger = logging.getLogger("banyan")
 
-STAGING_TAGS = (b"WATERMARK", b"STAGING_RSP")
+STAGING_NUMBERS = {b"WATERMARK": 2, b"STAGING_RSP": 5}
+"""Messages of staging: how many numbers come before the name of their session."""
+
+MAX_STAGING_CHUNKS = 1 << 16
+"""Of a prompt. SGLang makes a place for each chunk up to the one that a message names."""
+
 DEFERRED_TAGS = (b"BOOTSTRAP",)
 MAX_FRAMES = 64
 MAX_MESSAGE_BYTES = 64 << 20
@@ -68,6 +73,19 @@ def has_address(said: Any) -> bool:
 def is_room(said: Any) -> bool:
     """Whether a request could be asked for so."""
     return 0 <= said.room < 1 << 63 and 0 < said.required_dst_info_num <= MAX_PEERS
+
+
+def is_of_staging(message: Sequence[bytes], sessions: Container[str]) -> bool:
+    """Whether a decode server of one of ``sessions`` says so where what it says of its staging buffer."""
+    tag, *numbers, session = message if len(message) > 2 else (b"", b"", b"")
+    if tag not in STAGING_NUMBERS or len(numbers) != STAGING_NUMBERS[tag]:
+        return False
+    try:
+        read = [int(number.decode("ascii")) for number in numbers]
+        is_known = session.decode("ascii") in sessions
+    except ValueError:
+        return False
+    return is_known and (tag != b"STAGING_RSP" or 0 <= read[1] < MAX_STAGING_CHUNKS)
 
 
 class ScreenedSocket:

@@ -13,7 +13,8 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import zmq
@@ -26,14 +27,16 @@ from banyan.features.pairs.rank.control_port import (
     DEFERRED_TAGS,
     MAX_PEERS,
     REGISTRATION,
-    STAGING_TAGS,
+    STAGING_NUMBERS,
     ControlMessages,
     ScreenedSocket,
+    is_of_staging,
 )
-from banyan.features.pairs.rank.sealed import receiver_context
+from banyan.features.pairs.rank.sealed import receiver_context, sealing_what_listens
 from banyan.features.pairs.roles import weights_refusal
 from banyan.latest import Latest
 from banyan.sglang_plugin.rank.reporting import report
+from banyan.telemetry import noticed
 
 logger = logging.getLogger("banyan")
 
@@ -60,11 +63,19 @@ class HandOver:
     messages: ControlMessages
     _has_refused = False
 
+    def __init__(self, *args: Any, **named: Any) -> None:
+        # The threads start in here.
+        self.prepare()
+        with sealing_what_listens():
+            super().__init__(*args, **named)
+        self.attn_dp_rank = rank_to_name(self)
+
     def prepare(self) -> None:
-        """To be called before SGLang's own construction, which starts the threads."""
+        """What the threads need."""
         self.rooms = AskedRooms(time.monotonic)
         self._given_up: Latest[int, None] = Latest(MAX_GIVEN_UP)
         self._given_up_lock = threading.Lock()
+        self._teller = ThreadPoolExecutor(1, thread_name_prefix="banyan-tell")
 
     def add_transfer_request(self, bootstrap_room: int, kv_indices: Any, *more: Any, **named: Any) -> Any:
         """SGLang queues here what a request has to send: its pages, or those of a chunk."""
@@ -102,17 +113,14 @@ class HandOver:
         """To be called before SGLang's thread takes the socket."""
         self.server_socket: Any = ScreenedSocket(self.server_socket, self._is_foreign)
 
-    def _tags(self) -> Collection[bytes]:
-        """Of the messages that SGLang understands because something is switched on."""
-        manager: Any = self
-        deferred = DEFERRED_TAGS if manager.deferred_bootstrap is not None else ()
-        return (*deferred, *(STAGING_TAGS if manager.enable_staging else ()))
-
     def _is_foreign(self, message: Sequence[bytes]) -> bool:
         """Whether SGLang is not to see it."""
+        manager: Any = self
         if message[0] == ABORT_TAG:
             return not self._can_be_answered(message)
-        if message[0] in self._tags():
+        if manager.enable_staging and message[0] in STAGING_NUMBERS:
+            return not is_of_staging(message, manager.decode_kv_args_table)
+        if manager.deferred_bootstrap is not None and message[0] in DEFERRED_TAGS:
             return False
         said = self.messages.read(message)
         if said is None:
@@ -121,7 +129,6 @@ class HandOver:
             return True
         if message[len(self.messages.guard)] == REGISTRATION:
             return False
-        manager: Any = self
         if len(manager.transfer_infos.get(said.room, ())) >= MAX_PEERS:
             return True
         for forgotten in self.rooms.asked(said.room, sum(map(len, message))):
@@ -179,6 +186,15 @@ class HandOver:
         manager.conclude_failure(bootstrap_room=room, failure_reason=GIVEN_UP)
         for forgotten in self.rooms.left(room):
             self._forget_room(forgotten)
+
+    def send_kv_status_message(self, *, status: Any, **said: Any) -> None:
+        """SGLang tells decode servers here. Of failures a thread of their own tells: the scheduler itself meets them,
+        and behind a decode server that reads nothing a message waits for 30 s."""
+        tell = functools.partial(super().send_kv_status_message, status=status, **said)  # type: ignore[misc]
+        if status == KVPoll.Failed:
+            noticed(self._teller.submit(tell), name="banyan-tell", feature="telling decode servers of failures")
+        else:
+            tell()
 
     def update_status(self, bootstrap_room: int, status: Any) -> None:
         """SGLang says here that a decode server has asked for this room."""
