@@ -32,6 +32,9 @@ from benchmark.results import write_report
 NAMESPACE = b"n" * 32
 NUM_LAYERS, LAYER_BYTES = 4, 4096
 BLOCK = BlockGeometry(((LAYER_BYTES // 2, LAYER_BYTES // 2),) * NUM_LAYERS)
+PIECE_BYTES, NUM_PIECES = 2 * LAYER_BYTES, 3
+"""A page is read in so many: its first layer, two more, the last one."""
+
 NUM_FRAMES, MOST_PAGES = 12, 6
 BASE, THERE = 1 << 40, 1 << 41
 """Where the two memories are said to lie."""
@@ -66,7 +69,7 @@ class FakeNixl:
         self._here, self._there, self._frames = here, there, set(frames)
         self._rng = rng
         self._fault = fault
-        self._at = rng.randrange(NUM_LAYERS * len(frames))
+        self._at = rng.randrange(NUM_PIECES * len(frames))
         self._num_moves = 0
         self.is_dead = False
         self.pending: list[tuple[int, bytes]] = []
@@ -250,13 +253,14 @@ def run(num: int, seed: int) -> dict[str, Any]:
     rng = random.Random(seed)
     ends: Counter[tuple[str, str]] = Counter()
     # Several reads a pull.
-    chunk_bytes, layer_reads.CHUNK_BYTES = layer_reads.CHUNK_BYTES, 2 * LAYER_BYTES
+    were = layer_reads.CHUNK_BYTES, layer_reads.PIECE_BYTES
+    layer_reads.CHUNK_BYTES = layer_reads.PIECE_BYTES = PIECE_BYTES
     try:
         for number in range(num):
             fault = FAULTS[number % len(FAULTS)]
             ends[fault, one_pull(rng, fault).value] += 1
     finally:
-        layer_reads.CHUNK_BYTES = chunk_bytes
+        layer_reads.CHUNK_BYTES, layer_reads.PIECE_BYTES = were
     return {
         "num_pulls": num,
         "num_wrong": 0,

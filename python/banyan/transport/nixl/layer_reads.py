@@ -19,6 +19,10 @@ import numpy as np
 CHUNK_BYTES = 1 << 20
 """Of one read: so often is it known that bytes still come."""
 
+PIECE_BYTES = 64 << 10
+"""Of one page in one read, by as many layers as that takes: pieces of a layer each would cost a processor half as much
+again. The first layer goes alone: a forward waits for it."""
+
 WINDOW_BYTES = 8 << 20
 """More than the fastest networks of one site have under way."""
 
@@ -38,7 +42,7 @@ class Reads(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    layer: int
+    layers: slice
     pages: slice
     num_bytes: int
 
@@ -74,7 +78,7 @@ class Reading:
             self._under_way_bytes -= chunk.num_bytes
             self.num_done += 1
             if chunk.pages.stop == len(self._to):
-                self.num_landed = chunk.layer + 1
+                self.num_landed = chunk.layers.stop
         if self._next is not None and self.has_room:
             chunk, self._next = self._next, next(self._chunks, None)
             self._under_way.append((chunk, self._begin(chunk, reads)))
@@ -89,16 +93,27 @@ class Reading:
         return not self._under_way or self._under_way_bytes + chunk.num_bytes <= WINDOW_BYTES
 
     def _begin(self, chunk: _Chunk, reads: Reads) -> Any:
-        start, size = sum(self._layer_bytes[: chunk.layer]), self._layer_bytes[chunk.layer]
+        start, size = sum(self._layer_bytes[: chunk.layers.start]), sum(self._layer_bytes[chunk.layers])
         return reads.begin(self._peer, *(_moves(pages[chunk.pages], start, size) for pages in (self._to, self._from)))
 
     def _cut(self) -> Iterator[_Chunk]:
         num_pages = len(self._to)
-        for layer, size in enumerate(self._layer_bytes):
+        for layers in self._groups():
+            size = sum(self._layer_bytes[layers])
             step = max(1, CHUNK_BYTES // size)
             for first in range(0, num_pages, step):
                 last = min(num_pages, first + step)
-                yield _Chunk(layer, slice(first, last), (last - first) * size)
+                yield _Chunk(layers, slice(first, last), (last - first) * size)
+
+    def _groups(self) -> Iterator[slice]:
+        """Layers that are read together: they lie side by side."""
+        start, num_bytes = 0, 0
+        for layer, size in enumerate(self._layer_bytes):
+            num_bytes += size
+            is_last = layer == len(self._layer_bytes) - 1
+            if start == 0 or is_last or num_bytes + size > PIECE_BYTES:
+                yield slice(start, layer + 1)
+                start, num_bytes = layer + 1, 0
 
 
 def _moves(pages: Any, start: int, num_bytes: int) -> Moves:

@@ -68,6 +68,17 @@ def test_layer_when_it_is_large_then_it_lands_with_the_last_of_its_reads(monkeyp
     assert one.num_landed == 1
 
 
+def test_layers_when_they_are_small_then_the_first_is_read_alone_and_the_others_together() -> None:
+    reads, one = Reads(), made([0, 1 << 20], [12 << 10] * 12)
+    reads.done = set(range(10))
+    for _ in range(10):
+        one.step(reads)
+    pieces = [moves[0][2] >> 10 for moves in reads.begun]
+    assert pieces == [12, 60, 60, 12] and one.num_landed == 12
+    starts = [moves[0][0] - BASE for moves in reads.begun]
+    assert starts == [0, 12 << 10, 72 << 10, 132 << 10]
+
+
 def test_window_when_it_is_full_then_no_read_begins_until_one_is_done() -> None:
     reads, one = Reads(), made([0], [CHUNK_BYTES] * 20)
     for _ in range(30):
