@@ -106,7 +106,7 @@ def test_places_when_they_cannot_be_then_nothing_is_asked_for(places) -> None:
 
 
 def test_faults_when_drawn_then_no_wrong_byte_is_good_and_no_frame_is_written_late() -> None:
-    ends = nixl_faults.run(30 * len(nixl_faults.FAULTS), seed=1)["ends"]
+    ends = nixl_faults.run(12 * len(nixl_faults.FAULTS), seed=1)["ends"]
     for fault in ("a bit", "another page", "nothing written", "overwritten later", "layers too soon"):
         assert set(ends[fault]) == {"damaged"}, fault
     for fault in ("error", "process dies", "foreign message", "places of other memory", "places that are too few"):
