@@ -276,12 +276,14 @@ def _loads() -> list[bytes]:
 def _questions() -> list[bytes]:
     keys, token = b"k" * wire.KEY_BYTES + b"l" * wire.KEY_BYTES, b"t" * wire.TOKEN_BYTES
     asks = [kind(1, NAMESPACE, keys) for kind in (wire.Ask, wire.Read, wire.Borrow)]
+    asks.append(wire.BorrowToRead(1, NAMESPACE, keys, "UCX"))
     return [wire.encode(message) for message in (*asks, wire.Return(token), wire.Probe(1, 1 << 20))]
 
 
 def _answers() -> list[bytes]:
     token = b"t" * wire.TOKEN_BYTES
-    answers = (wire.Answer(1, 2), wire.Reading(1), wire.RemoteLease(1, token, 9, bytes(32)), wire.Refused(1, "why"))
+    leases = (wire.RemoteLease(1, token, 9, bytes(32)), wire.ReadableLease(1, token, 9, bytes(32), b"agent", bytes(16)))
+    answers = (wire.Answer(1, 2), wire.Reading(1), *leases, wire.Refused(1, "why"))
     return [wire.encode(message) for message in answers]
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may bring a prefix from one server to another: the page server, a Mooncake store, a folder that both have
-mounted.
+"""What may bring a prefix from one server to another: the page server, over TCP and by NIXL, a Mooncake store, a folder
+that both have mounted.
 
 Each has two servers of one rank, on a core each: the writer computes prompts, the reader is asked them afterwards. Both
 have an arena as large as the other carriers' servers have.
@@ -21,7 +21,8 @@ from benchmark.engine import Engine
 from benchmark.measure import flush_cache
 from benchmark.mooncake import Mooncake
 from benchmark.processes import ProcessSession
-from benchmark.remote_nodes import FLAGS, HOST, PATIENCE_S
+from benchmark.remote_link import NIXL_ENV
+from benchmark.remote_nodes import FLAGS, HOST, PATIENCE_S, is_heard
 from benchmark.servers import Server, ServerSpec, cpu_env, free_port, wait_ready, write_secret
 from benchmark.warm import ForkedServer
 
@@ -54,6 +55,9 @@ class Carrier(Protocol):
 
     def writer_flags(self) -> Sequence[str]: ...
     def reader_flags(self) -> Sequence[str]: ...
+    def env(self) -> Sequence[tuple[str, str]]:
+        """Of both servers."""
+
     def sessions(self) -> Sequence[ProcessSession]:
         """Processes beside the servers."""
 
@@ -82,11 +86,14 @@ class PageServer:
     def reader_flags(self) -> Sequence[str]:
         return (*self._secret, "--banyan-peers", self._address)
 
+    def env(self) -> Sequence[tuple[str, str]]:
+        return ()
+
     def sessions(self) -> Sequence[ProcessSession]:
         return ()
 
     def is_settled(self, pair: Pair) -> bool:
-        return bool(pair.reader.ranks()[0]["nodes"]["num_listening"] == 1)
+        return is_heard(pair.reader, pair.writer)
 
     def taken(self, pair: Pair) -> Taken:
         return Taken()
@@ -96,6 +103,27 @@ class PageServer:
 
     def close(self) -> None:
         pass
+
+
+class PageServerByNixl(PageServer):
+    """The same, read by NIXL. Over TCP, as between nodes without RDMA."""
+
+    name = "page_server_by_nixl"
+
+    def writer_flags(self) -> Sequence[str]:
+        return (*super().writer_flags(), "--banyan-carrier", "nixl")
+
+    def reader_flags(self) -> Sequence[str]:
+        return (*super().reader_flags(), "--banyan-carrier", "nixl")
+
+    def env(self) -> Sequence[tuple[str, str]]:
+        return tuple(NIXL_ENV.items())
+
+    def taken(self, pair: Pair) -> Taken:
+        num_by_nixl = pair.reader.ranks()[0]["nodes"]["num_by_nixl"]
+        if not num_by_nixl:
+            raise RuntimeError("nothing came by NIXL")
+        return Taken()
 
 
 class MooncakeStore:
@@ -111,6 +139,9 @@ class MooncakeStore:
 
     def reader_flags(self) -> Sequence[str]:
         return ("--banyan-store", self._store.url)
+
+    def env(self) -> Sequence[tuple[str, str]]:
+        return ()
 
     def sessions(self) -> Sequence[ProcessSession]:
         return self._store.sessions()
@@ -143,6 +174,9 @@ class Mount:
     def reader_flags(self) -> Sequence[str]:
         return ("--banyan-store", str(self._folder), *FIRST[2:])
 
+    def env(self) -> Sequence[tuple[str, str]]:
+        return ()
+
     def sessions(self) -> Sequence[ProcessSession]:
         return ()
 
@@ -160,7 +194,7 @@ class Mount:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-KINDS = {kind.name: kind for kind in (PageServer, MooncakeStore, Mount)}
+KINDS = {kind.name: kind for kind in (PageServer, PageServerByNixl, MooncakeStore, Mount)}
 
 
 class Pair:
@@ -172,7 +206,8 @@ class Pair:
 
         def begin(label: str, core: int, flags: Sequence[str]) -> Server:
             named = f"{carrier.name}-{label}"
-            spec = ServerSpec(named, 1, "on", (*FLAGS, *flags), cpu_env(dp=1, first_core=core))
+            env = (*cpu_env(dp=1, first_core=core), *carrier.env())
+            spec = ServerSpec(named, 1, "on", (*FLAGS, *flags), env)
             return ForkedServer(spec, model, logs)
 
         self._servers = [begin("writer", 0, carrier.writer_flags()), begin("reader", 1, carrier.reader_flags())]

@@ -17,7 +17,12 @@ KEPT = Path(__file__).parents[1] / "docs" / "benchmarks" / "remote_carriers.json
 """What ``python -m benchmark.remote --carriers`` writes as ``carriers_figures.json``."""
 
 NONE_KEPT = "No run is kept here yet.\n"
-TITLES = {"page_server": "page server", "mooncake": "Mooncake", "mount": "shared mount"}
+TITLES = {
+    "page_server": "page server",
+    "page_server_by_nixl": "page server, by NIXL",
+    "mooncake": "Mooncake",
+    "mount": "shared mount",
+}
 Figures = Mapping[str, Any]
 
 

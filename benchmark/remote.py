@@ -5,13 +5,15 @@
     python -m benchmark.remote --faults 20
     python -m benchmark.remote --carriers
     python -m benchmark.remote --source
+    python -m benchmark.remote --nixl
 
 Two servers of one rank each, on a core each; the second one asks the first. Each repeat has prompts of its own: the
 first server answers them, then each is asked once of the second server as it is (its pages are at the other node) and
 once under a salt (they are nowhere), in alternating order, one request at a time. Answers are compared. Beside that the
 bytes of as many pages go between two processes, by Banyan's page server and by a NIXL READ in turns. Writes
 build/remote/report.json, with `--faults` (`remote_faults`) faults.json, with `--carriers` (`remote_carriers`)
-carriers.json, and with `--source` (`remote_source`) source.json.
+carriers.json, with `--source` (`remote_source`) source.json, with `--nixl` (`remote_link`, `nixl_faults`) nixl.json,
+and with `--faults N --nixl` nixl_kills.json.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from banyan.planner import Action
-from benchmark import remote_carriers, remote_faults, remote_link, remote_source
+from benchmark import nixl_faults, own_network, remote_carriers, remote_faults, remote_link, remote_source
 from benchmark.metrics import spread
 from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.modes.models import WIDE, ensure
@@ -38,6 +40,7 @@ from benchmark.store_server import prompts
 
 PROMPT_TOKENS = 2000
 NUM_PROMPTS = 4
+NUM_DRAWN = 10_000
 
 
 def measure(nodes: Nodes, asked: Sequence[list[int]], repeat: int) -> list[dict[str, Any]]:
@@ -89,10 +92,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="only: the page server, a Mooncake store and a shared mount side by side",
     )
     parser.add_argument("--source", action="store_true", help="only: what lending costs the answers of the node")
+    parser.add_argument(
+        "--nixl", action="store_true", help="only: bytes by NIXL beside TCP, and drawn faults; with --faults: by NIXL"
+    )
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("build/remote"))
     args = parser.parse_args(argv)
     unwind_on_sigterm()
+    if args.faults is not None and args.nixl:
+        return _cut_nixl(args)
+    if args.nixl:
+        return _compare_nixl(args)
     if args.faults is not None:
         return _cut_pulls(args)
     if args.carriers:
@@ -131,6 +142,41 @@ def _cut_pulls(args: argparse.Namespace) -> int:
     print(json.dumps(figures, indent=2), flush=True)
     is_right = report["outputs_identical"] and all(report[how]["is_in_time"] for how in remote_faults.FAULTS)
     os._exit(0 if is_right else 1)
+
+
+def _cut_nixl(args: argparse.Namespace) -> int:
+    """The same by NIXL, in a network of its own."""
+    if not args.inside:
+        options = ["--faults", str(args.faults), "--nixl", "--inside", "--seed", str(args.seed), "--out", str(args.out)]
+        return own_network.run_inside("benchmark.remote", options)
+    report = remote_faults.measure_nixl(ensure(WIDE), args.out, args.faults, args.seed)
+    write_report(args.out / "nixl_kills.json", report, args)
+    figures = {name: value for name, value in report.items() if name not in ("rows", "controls")}
+    # What docs/benchmarks/remote_nixl_kills.json is a copy of.
+    write_report(args.out / "nixl_kills_figures.json", figures, args)
+    print(json.dumps(figures, indent=2), flush=True)
+    is_right = report["outputs_identical"] and all(report[how]["is_in_time"] for how in remote_faults.FAULTS)
+    return 0 if is_right else 1
+
+
+def _compare_nixl(args: argparse.Namespace) -> int:
+    """Write what NIXL won or lost against TCP, and what drawn faults came to."""
+    rows = {name: remote_link.run(args.link_repeats, env) for name, env in remote_link.ENVS.items()}
+    drawn = nixl_faults.run(NUM_DRAWN, args.seed)
+    figures = {
+        **{
+            name: {figure: spread(values) for figure, values in remote_link.nixl_figures(mine).items()}
+            for name, mine in rows.items()
+        },
+        "num_drawn_faults": drawn["num_pulls"],
+        "num_wrong": drawn["num_wrong"],
+        "sizes": {"link_pages": remote_link.NUM_PAGES, "num_link_repeats": args.link_repeats},
+    }
+    write_report(args.out / "nixl.json", {**figures, "rows": rows, "drawn": drawn}, args)
+    # What docs/benchmarks/remote_nixl.json is a copy of.
+    write_report(args.out / "nixl_figures.json", figures, args)
+    print(json.dumps(figures, indent=2), flush=True)
+    return 0
 
 
 def _compare_carriers(args: argparse.Namespace) -> int:

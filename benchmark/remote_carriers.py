@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same prefixes through the page server, a Mooncake store and a shared mount, side by side: what each is worth, and
-takes.
+"""The same prefixes through the page server (over TCP, and by NIXL over TCP), a Mooncake store and a shared mount, side
+by side: what each is worth, and takes.
 
     python -m benchmark.remote --carriers
 
-Three pairs of servers (`carriers`) take turns in an order that rotates; who has no turn is stopped. In a turn all
+Four pairs of servers (`carriers`) take turns in an order that rotates; who has no turn is stopped. In a turn all
 caches are empty. The writer answers a prompt, and is looked at until its pages can be had; then the reader is asked it
 once as it is and once under a salt (it is nowhere), in alternating order, one request at a time. Short prompts follow,
 which the reader is asked so long after the writer's answer, while nobody looks at the writer: it sleeps when idle, and

@@ -2,12 +2,15 @@
 """A node that is killed, or falls silent, while another one takes a prefix from it: right answers, and how late.
 
     python -m benchmark.remote --faults 20
+    python -m benchmark.remote --faults 20 --nixl       needs root, `unshare` and `tc`
 
 Between the two lies a path of bounded rate, on which a prompt is under way for about a second. The node that lends is
 killed (SIGKILL, then started again) or stopped (SIGSTOP, then woken) when a part of a prompt's bytes has come, drawn
 anew each time, until so many pulls of each kind have been cut short, or three times as many tries were made. Answers
 are compared with those of the node that lends. The time beyond that of computing the prompt is what the fault costs the
 one who asked. The server that borrows checks its pool whenever it is idle, and ends where a page is missing.
+
+By NIXL its bytes go past the path of the page server's; there UCX's own ports are bounded, in a network of their own.
 
 What was found is kept as it comes (`faults.jsonl`): the same command goes on with an interrupted run.
 """
@@ -22,6 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmark import slow_nixl
 from benchmark.metrics import spread
 from benchmark.modes.models import random_prompt
 from benchmark.provenance import REPOSITORY, commit
@@ -44,6 +48,7 @@ CUT_AT = (0.02, 0.7)
 """Of a prompt's bytes. Less may be an answer of the page server; of the rest most is on its way to the one who asked,
 who gets it in any case."""
 
+Slow = SlowPath | slow_nixl.SlowNixl
 NUM_CONTROLS = 5
 MOST_EXTRA_S = {"kill": 1.0, "stop": 3.0}
 """Beyond the time to compute: an answer of the kernel at once, or 2 s of silence, and a second of room."""
@@ -73,10 +78,24 @@ class Rows:
 
 def measure(model: Path, out: Path, num_faults: int, seed: int) -> dict[str, Any]:
     """One row for each fault, and what an undisturbed request takes."""
-    rows = Rows(out / "faults.jsonl", commit(REPOSITORY))
-    rng = random.Random(f"faults-{seed}-{len(rows.of('kill'))}-{len(rows.of('stop'))}")
     nodes = Nodes(model, out, ForkedServer, ("--banyan-plan", "move"), BY_WAY_OF)
     path = SlowPath(BY_WAY_OF, HOST, (nodes.page_server_port, nodes.page_server_port + 1), rate=RATE)
+    return _measure(nodes, path, out / "faults.jsonl", num_faults, seed)
+
+
+def measure_nixl(model: Path, out: Path, num_faults: int, seed: int) -> dict[str, Any]:
+    """The same by NIXL. Call it in a network of one's own (``own_network``)."""
+    flags = ("--banyan-plan", "move", "--banyan-carrier", "nixl")
+    nodes = Nodes(model, out, ForkedServer, flags, env=slow_nixl.ENV)
+    found = _measure(nodes, slow_nixl.SlowNixl(rate=RATE), out / "nixl_faults.jsonl", num_faults, seed)
+    if not found["nodes"]["num_by_nixl"]:
+        raise RuntimeError("nothing came by NIXL")
+    return found
+
+
+def _measure(nodes: Nodes, path: Slow, kept: Path, num_faults: int, seed: int) -> dict[str, Any]:
+    rows = Rows(kept, commit(REPOSITORY))
+    rng = random.Random(f"faults-{seed}-{len(rows.of('kill'))}-{len(rows.of('stop'))}")
     with path, nodes:
         for _ in range(NUM_CONTROLS):
             rows.add(_control(nodes, path, rng))
@@ -93,7 +112,7 @@ def measure(model: Path, out: Path, num_faults: int, seed: int) -> dict[str, Any
     return {**summarise(faults, controls), **found}
 
 
-def _control(nodes: Nodes, path: SlowPath, rng: random.Random) -> dict[str, Any]:
+def _control(nodes: Nodes, path: Slow, rng: random.Random) -> dict[str, Any]:
     """A prompt from the other node, and computed, undisturbed."""
     ids = random_prompt(rng, PROMPT_TOKENS)
     nodes.lend(ids)
@@ -115,7 +134,13 @@ def _timed(nodes: Nodes, ids: Sequence[int], salt: str | None = None) -> tuple[f
 
 
 def cut_pulls(
-    nodes: Nodes, path: SlowPath, how: str, num_faults: int, prompt_bytes: float, rng: random.Random, rows: Rows
+    nodes: Nodes,
+    path: Slow,
+    how: str,
+    num_faults: int,
+    prompt_bytes: float,
+    rng: random.Random,
+    rows: Rows,
 ) -> None:
     """One row for each fault, until ``num_faults`` of them have cut a pull short."""
     while sum(row["num_cut"] for row in rows.of(how)) < num_faults and len(rows.of(how)) < MOST_TRIES * num_faults:

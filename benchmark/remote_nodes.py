@@ -23,10 +23,17 @@ CHECKED = ("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE", "1")
 HOST_IP = ("SGLANG_HOST_IP", HOST)
 
 
+def is_heard(borrower: Engine, lender: Engine) -> bool:
+    """Whether one borrows from the other now, by NIXL where that is their carrier."""
+    node, page_server = borrower.ranks()[0]["nodes"], lender.ranks()[0]["page_server"]
+    return node["num_listening"] == 1 and node.get("num_nixl_ready", 1) == 1 and page_server.get("has_nixl", True)
+
+
 class Nodes:
     """The two servers. ``kind``: how each of them is started; ``flags``: of both; ``by_way_of``: the host under which
     the second one knows the first; ``choose_port``: of the first one's page server, which takes the next port too;
-    ``cores``: where all threads of each stay, as taskset(1) lists them; None: they run where the system puts them."""
+    ``cores``: where all threads of each stay, as taskset(1) lists them; None: they run where the system puts them;
+    ``env``: of both."""
 
     def __init__(
         self,
@@ -37,6 +44,7 @@ class Nodes:
         by_way_of: str = HOST,
         choose_port: Callable[[], int] = free_port,
         cores: tuple[str, str] | None = None,
+        env: Sequence[tuple[str, str]] = (),
     ) -> None:
         self._model, self._logs, self._kind = model, folder / "logs", kind
         secret = write_secret(folder / "secret")
@@ -44,8 +52,8 @@ class Nodes:
 
         def spec(label: str, core: int, *more: str) -> ServerSpec:
             own = (*FLAGS, "--banyan-secret-file", str(secret), *flags, *more)
-            env = (*cpu_env(dp=1, first_core=core), CHECKED, HOST_IP)
-            return ServerSpec(label, 1, "on", own, env, None if cores is None else cores[core])
+            own_env = (*cpu_env(dp=1, first_core=core), CHECKED, HOST_IP, *env)
+            return ServerSpec(label, 1, "on", own, own_env, None if cores is None else cores[core])
 
         self._specs = [
             spec("lender", 0, "--banyan-listen", f"{HOST}:{self.page_server_port}"),
@@ -86,8 +94,8 @@ class Nodes:
         asyncio.run(flush_cache(self._servers[1].url))
 
     def hear_lender(self) -> None:
-        """Until the second server hears the first."""
-        self._until(lambda: self.borrower.ranks()[0]["nodes"]["num_listening"] == 1)
+        """Until the second server hears the first, and, where that is its carrier, reads there by NIXL."""
+        self._until(lambda: is_heard(self.borrower, self.lender))
 
     def stop_lender(self) -> None:
         """From now on it does nothing, and keeps all that it has."""

@@ -17,8 +17,10 @@ from benchmark.provenance import place_and_time
 FOLDER = Path(__file__).parents[1] / "docs" / "benchmarks"
 KEPT, FAULTS_KEPT = FOLDER / "remote.json", FOLDER / "remote_faults.json"
 SOURCE_KEPT = FOLDER / "remote_source.json"
-"""What ``python -m benchmark.remote`` writes as ``figures.json``, with ``--faults`` as ``faults_figures.json``, and
-with ``--source`` as ``source.json``."""
+NIXL_KEPT, NIXL_KILLS_KEPT = FOLDER / "remote_nixl.json", FOLDER / "remote_nixl_kills.json"
+"""What ``python -m benchmark.remote`` writes as ``figures.json``, with ``--faults`` as ``faults_figures.json``, with
+``--source`` as ``source.json``, with ``--nixl`` as ``nixl_figures.json``, and with both as
+``nixl_kills_figures.json``."""
 
 NONE_KEPT = "No run is kept here yet.\n"
 MARKS = {
@@ -58,16 +60,57 @@ def faults_page(run: Mapping[str, Any]) -> str:
         for how, words in FAULT_WORDS.items()
     )
     right = "All answers were" if run["outputs_identical"] else "Not all answers were"
-    sizes = run["sizes"]
+    sizes, config = run["sizes"], run["config"]
+    command = f"python -m benchmark.remote --faults {config['faults']}" + " --nixl" * bool(config.get("nixl"))
     conditions = (
-        f"`python -m benchmark.remote --faults {run['config']['faults']}`, {place_and_time(run['provenance'])}. "
-        f"Prompts of {sizes['prompt_tokens']} tokens over a path of {sizes['mb_per_s']:g} MB/s: from the other node in "
+        f"`{command}`, {place_and_time(run['provenance'])}. Prompts of {sizes['prompt_tokens']} tokens over a path of "
+        f"{sizes['mb_per_s']:g} MB/s: from the other node in "
         f"{run['remote_s']:.2f} s, computed in {run['compute_s']:.2f} s. {right} those of the node that lends."
     )
     return (
         "| the source in mid-pull | pulls cut | later than computed at once: median (range) | aim |\n"
         f"|---|---|---|---|\n{rows}\n\n{wrapped(conditions)}\n"
     )
+
+
+def nixl_kills_table() -> str:
+    """The same, where NIXL carries."""
+    return faults_page(json.loads(NIXL_KILLS_KEPT.read_text())) if NIXL_KILLS_KEPT.exists() else NONE_KEPT
+
+
+NIXL_ROWS = {
+    "bare_mb_per_s": "a bare READ, MB/s",
+    "by_nixl_mb_per_s": "a pull by NIXL, MB/s",
+    "tcp_mb_per_s": "a pull over TCP, MB/s",
+    "nixl_rate_to_bare": "rate by NIXL to a bare READ (aim: >= 0.9)",
+    "nixl_rate_to_tcp": "rate by NIXL to TCP",
+    "nixl_first_layer_share": "first layer's share of the transfer by NIXL (aim: <= 0.1)",
+    "bare_cpu_s_per_gb": "processor seconds of both ends for a GB: a bare READ",
+    "by_nixl_cpu_s_per_gb": "by NIXL",
+    "tcp_cpu_s_per_gb": "over TCP",
+    "nixl_cpu_to_tcp": "by NIXL to TCP (aim: <= 0.5)",
+}
+
+
+def nixl_table() -> str:
+    """What NIXL was worth as a carrier, and where that ran."""
+    return nixl_page(json.loads(NIXL_KEPT.read_text())) if NIXL_KEPT.exists() else NONE_KEPT
+
+
+def nixl_page(run: Mapping[str, Any]) -> str:
+    rows = "\n".join(
+        f"| {words} | {ranged(run['over_tcp'][name])} | {ranged(run['through_memory'][name])} |"
+        for name, words in NIXL_ROWS.items()
+    )
+    sizes = run["sizes"]
+    conditions = (
+        f"`{command_of('benchmark.remote', run['config'])}`, {place_and_time(run['provenance'])}. "
+        f"{sizes['link_pages']} pages of a small model, in {sizes['num_link_repeats']} turns, between two processes on "
+        f"one host; pulls are "
+        f"verified, a bare READ is not. Of {run['num_drawn_faults']} pulls with drawn faults {run['num_wrong']} took a "
+        "wrong byte for a good one."
+    )
+    return f"| | UCX over TCP | UCX through memory |\n|---|---|---|\n{rows}\n\n{wrapped(conditions)}\n"
 
 
 SOURCE_MARKS = {

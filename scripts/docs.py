@@ -45,6 +45,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "remote figures": remote_page.table,
     "faults figures": remote_page.faults_table,
     "source figures": remote_page.source_table,
+    "nixl figures": remote_page.nixl_table,
+    "nixl kills figures": remote_page.nixl_kills_table,
     "carriers figures": carriers_page.table,
     "ranks figures": ranks_page.table,
     "alternatives figures": documented.tables,

@@ -100,6 +100,10 @@ class SharedBytes(Buffer):
 
     @property
     def num_bytes(self) -> int: ...
+    @property
+    def path(self) -> str:
+        """Where another process of this user opens it, while this object lives."""
+
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
@@ -128,6 +132,10 @@ class PeerMemory:
     @property
     def identity(self) -> tuple[int, int]:
         """Which memory it is: the same whenever it is announced again, and no other's while this object lives."""
+
+    @property
+    def path(self) -> str:
+        """Where it can be opened while its owner lives; `identity` says whether it is this one."""
 
     def checksums(self, namespace: bytes, keys: list[str], offsets: Buffer, page_bytes: int, layer: int) -> list[int]:
         """As those of `SharedBytes`, of leased pages."""

@@ -48,6 +48,8 @@ PLAN_CHOICES = ("measured", "move")
 DEFAULT_PAGE_TOKENS = 16
 ADMIT_CHOICES = ("first", "second")
 DEFAULT_TOLD_SHARE, MOST_TOLD_SHARE = 0.1, 0.5
+TCP, NIXL, DEFAULT_NIXL_PLUGIN = "tcp", "nixl", "UCX"
+"""Carriers of pages between nodes."""
 KEEP_FOLDER = "/dev/shm/banyan"
 ARENA_FOLDER = "banyan-arena-1"
 """In the folder that the user names, which may hold files of his: only what lies in here is ours to remove."""
@@ -86,6 +88,13 @@ def told_share_of(value: float) -> str | None:
 def _or_off(word: str) -> str:
     """YAML takes ``off`` for false."""
     return "off" if word.lower() == "false" else word
+
+
+def carrier_of(value: str) -> str | None:
+    """A check: what is wrong with a carrier of pages between nodes."""
+    word, plus, plugin = value.partition("+")
+    is_well = value == TCP or (word == NIXL and (plugin.isalnum() and plugin.isascii() if plus else True))
+    return None if is_well else "tcp, nixl, or nixl+PLUGIN as nixl+LIBFABRIC"
 
 
 def tenant_share_of(value: float) -> str | None:
@@ -345,6 +354,16 @@ class Config:
         parse=int,
         check=at_least(32, "KiB"),
     )
+    carrier: str = knob(
+        TCP,
+        "--banyan-carrier",
+        NODES,
+        """What carries pages between nodes. nixl: reads by NIXL with its UCX plugin (RDMA, shared memory, TCP), or with
+        the plugin named; its ports ask nobody who he is. Where only one of two nodes has it, and whenever it is not up:
+        tcp.""",
+        metavar="tcp|nixl[+PLUGIN]",
+        check=carrier_of,
+    )
     ib_service_level: int | None = knob(
         None,
         "--banyan-ib-service-level",
@@ -401,6 +420,12 @@ class Config:
     def deals_with_nodes(self) -> bool:
         """Whether pages come from other nodes, or go there."""
         return bool(self.listen or self.peers)
+
+    @property
+    def nixl_plugin(self) -> str:
+        """NIXL's, where pages between nodes go by it; else empty."""
+        word, _, plugin = self.carrier.partition("+")
+        return "" if word == TCP else plugin.upper() or DEFAULT_NIXL_PLUGIN
 
     @property
     def reads_into_arena(self) -> bool:

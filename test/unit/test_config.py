@@ -191,3 +191,16 @@ def test_flag_when_a_variable_is_unset_or_a_home_is_not_expanded_then_it_is_no_v
     with pytest.raises(SystemExit):
         parser.parse_args([f"{flag}={value}"])
     assert flag in (line := capsys.readouterr().err) and said in line
+
+
+@pytest.mark.parametrize(
+    ("carrier", "plugin"), [("tcp", ""), ("nixl", "UCX"), ("nixl+LIBFABRIC", "LIBFABRIC"), ("nixl+ucx", "UCX")]
+)
+def test_carrier_when_it_is_named_then_so_is_the_plugin_of_nixl(carrier, plugin):
+    assert Config(carrier=carrier).nixl_plugin == plugin
+
+
+@pytest.mark.parametrize("carrier", ["", "rdma", "nixl+", "nixl:UCX", "tcp+UCX", "nixl+../x", "nixl+UCX+UCX"])
+def test_carrier_when_there_is_no_such_then_the_choices_are_named(carrier):
+    with pytest.raises(ValueError, match=r"nixl\+PLUGIN"):
+        Config(carrier=carrier)

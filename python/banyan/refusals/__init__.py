@@ -328,6 +328,11 @@ def secret_refusal(*, path: str, error: object) -> str:
     return f"--banyan-secret-file {path}: {error}"
 
 
+def nixl_refusal(*, carrier: str, way_out: str) -> str:
+    """The line for a carrier that is not installed."""
+    return f"--banyan-carrier {carrier}: NIXL is not installed: {way_out}, or use --banyan-carrier tcp"
+
+
 def page_server_slots_refusal(*, num_slots: int, num_shards: int) -> str | None:
     """The line for a node on which no member slot is left for its page servers, or None."""
     if num_slots + num_shards <= MAX_SLOTS:

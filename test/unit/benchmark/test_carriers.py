@@ -164,10 +164,10 @@ def test_measure_when_pairs_take_turns_then_one_is_awake_and_the_first_rotates(m
     monkeypatch.setattr(remote_carriers, "prompts", lambda model, lengths, *, seed: [[0] * size for size in lengths])
     monkeypatch.setattr(remote_carriers, "DELAYS_S", (0.0, 0.01))
     found = remote_carriers.measure(tmp_path, tmp_path, 2, 0)
-    page_server, lent, mount = KINDS
-    awake = [page_server, lent, mount, lent, mount, page_server, page_server, lent, mount]
-    assert log[::2] == awake and not any(log[1::2])
-    assert len(found["rows"]) == 2 * 3 * remote_carriers.NUM_PROMPTS and len(found["alone_rows"]) == 2 * 3 * 2
+    first, *others = KINDS
+    assert log[::2] == [*KINDS, *others, first, *KINDS] and not any(log[1::2])
+    num_turns = 2 * len(KINDS)
+    assert len(found["rows"]) == num_turns * remote_carriers.NUM_PROMPTS and len(found["alone_rows"]) == num_turns * 2
     assert found["outputs_identical"] and list(found["carriers"]["mooncake"]["killed"]) == ["writer", "lender"]
     assert carriers_page.page(found | WHERE)
 

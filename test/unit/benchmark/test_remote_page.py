@@ -44,3 +44,30 @@ def test_faults_page_when_a_kind_took_long_then_its_worst_time_stands_beside_its
     assert "| stopped (SIGSTOP) | 19 | 2.75 (2.10-3.40) s | <= 3 s |" in page
     words = " ".join(page.split())
     assert "--faults 20" in words and "12 MB/s" in words and "Not all answers were those of" in words
+
+
+def test_nixl_page_when_a_run_is_kept_then_both_paths_stand_beside_each_other():
+    figures = {name: spread([0.5, 0.7]) for name in remote_page.NIXL_ROWS}
+    page = remote_page.nixl_page(
+        {
+            **WHERE,
+            "over_tcp": figures,
+            "through_memory": figures | {"nixl_cpu_to_tcp": spread([0.25])},
+            "num_drawn_faults": 10_000,
+            "num_wrong": 0,
+            "sizes": {"link_pages": 125, "num_link_repeats": 2},
+            "config": {"repeats": 3, "link_repeats": 2, "nixl": True, "inside": False, "seed": 0, "out": "remote"},
+        }
+    )
+    assert "| by NIXL to TCP (aim: <= 0.5) | 0.60 (0.50-0.70) | 0.25 (0.25-0.25) |" in page
+    words = " ".join(page.split())
+    assert "`python -m benchmark.remote --repeats 3 --link-repeats 2 --nixl --seed 0`" in words
+    assert "Of 10000 pulls with drawn faults 0 took a wrong byte" in words
+    assert max(map(len, page.splitlines())) <= 120
+
+
+def test_faults_page_when_nixl_carried_then_its_command_says_so():
+    kinds = {how: {"num_cut": 2, "extra_s": spread([0.1]), "most_extra_s": 1.0} for how in remote_page.FAULT_WORDS}
+    run = {**WHERE, **kinds, "outputs_identical": True, "compute_s": 1.0, "remote_s": 0.5}
+    run |= {"sizes": {"prompt_tokens": 3000, "mb_per_s": 12.0}, "config": {"faults": 2, "nixl": True}}
+    assert "`python -m benchmark.remote --faults 2 --nixl`" in " ".join(remote_page.faults_page(run).split())

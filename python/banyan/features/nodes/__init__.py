@@ -7,7 +7,7 @@ from banyan.features.nodes.refused import refusals
 
 PARTS = Parts(
     page="network.md",
-    flags=("listen", "peers", "in_flight_kb"),
+    flags=("listen", "peers", "in_flight_kb", "carrier"),
     refusals=refusals,
     rank="banyan.features.nodes.rank.read_elsewhere:register",
 )

@@ -31,6 +31,8 @@ from queue import Empty, SimpleQueue
 
 from banyan import _native
 from banyan.core import Address
+from banyan.features.nodes.carriers import Carriers
+from banyan.features.nodes.nixl_pulls import ReadByNixl
 from banyan.features.nodes.node_connections import NodeConnections, NodeMessage
 from banyan.features.nodes.pull import Ended, NodeFound, Pull
 from banyan.features.nodes.questions import PATIENCE_S, Best, Questions
@@ -40,7 +42,6 @@ from banyan.features.nodes.wire import (
     MAX_PAGES,
     Answer,
     Ask,
-    Borrow,
     Foreign,
     Read,
     Reading,
@@ -98,13 +99,15 @@ class Borrower:
         namespace: bytes,
         block: BlockGeometry,
         carrier: TcpCarrier,
+        by_nixl: Sequence[ReadByNixl] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``by_nixl``: for each node, what reads there where it can; ``carrier`` brings the rest."""
         self._nodes = list(nodes)
         self._places = {str(node): place for place, node in enumerate(nodes)}
         self._namespace = namespace
         self._block = block
-        self._carrier = carrier
+        self.carriers = Carriers(nodes, carrier, by_nixl)
         self._clock = clock
         self._asking = Questions(len(nodes), clock)
         self._waits = Waits(clock)
@@ -219,6 +222,7 @@ class Borrower:
         self._tell(lambda: None)
         self._thread.join()
         self._connections.close()
+        self.carriers.close()
 
     def _tell(self, command: Callable[[], None]) -> None:
         if not self._is_off:
@@ -331,7 +335,7 @@ class Borrower:
         number = next(self._numbers)
         summing_s = len(pull.keys) * self._block.block_bytes / SUMMED_BYTES_PER_S
         self._wanted[number] = _Wanted(node, pull, self._clock() + PATIENCE_S + summing_s)
-        if not self._connections.send(node, Borrow(number, self._namespace, pack_keys(pull.keys))):
+        if not self._connections.send(node, self.carriers.borrow(node, number, self._namespace, pack_keys(pull.keys))):
             self._refused(number)
 
     def _refused(self, number: int) -> None:
@@ -397,7 +401,7 @@ class Borrower:
             self._let_go(pull)
         elif self._begins(pull):
             wanted = partial(self._is_wanted_since, num_given_up)
-            ended = pull.carry(remote_lease, host, self._carrier, wanted)
+            ended = pull.carry(remote_lease, host, self.carriers.of(node, remote_lease), wanted)
         if ended is Ended.LOST:
             with self._lock:
                 self._num_losses[node] += 1

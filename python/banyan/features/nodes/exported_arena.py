@@ -13,7 +13,7 @@ from banyan.layout import BlockGeometry
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class LeasedPart:
     """Pages of one part of the arena: byte offsets of their frames."""
 
     memory: _native.PeerMemory
@@ -23,9 +23,9 @@ class _Part:
 class LeasedFrames:
     """Leased frames of any parts of the arena, mapped read-only."""
 
-    def __init__(self, parts: Sequence[_Part], layer_bytes: Sequence[int]) -> None:
+    def __init__(self, parts: Sequence[LeasedPart], layer_bytes: Sequence[int]) -> None:
         self._views = [(memoryview(part.memory), part.offsets) for part in parts]
-        self._parts = parts
+        self.parts = parts
         self._layer_bytes = layer_bytes
         self._starts = [0, *accumulate(layer_bytes)]
 
@@ -40,7 +40,7 @@ class LeasedFrames:
 
     def _sums_of(self, namespace: bytes, keys: Sequence[str], layer: int) -> list[list[int]]:
         sums, at = [], 0
-        for part in self._parts:
+        for part in self.parts:
             own = list(keys[at : at + len(part.offsets)])
             at += len(own)
             places = array("q", [offset + self._starts[layer] for offset in part.offsets])
@@ -63,6 +63,11 @@ class ExportedArena:
         """Leading pages that the arena holds now."""
         return self._view.lookup(list(keys), self._slots).num_pages
 
+    def memories(self) -> list[_native.PeerMemory]:
+        """The parts that are there now."""
+        found = (self._view.mapping(slot, epoch) for slot, epoch in self._view.present() if slot in self._slots)
+        return [memory for memory in found if memory is not None]
+
     def lease(self, keys: Sequence[str]) -> tuple[_native.Lease, LeasedFrames] | None:
         """All pages of ``keys``, or None."""
         found = self._view.lookup(list(keys), self._slots)
@@ -76,5 +81,5 @@ class ExportedArena:
                 lease.release()
                 return None
             frame_bytes = self._block.frame_bytes
-            parts.append(_Part(memory, [frame * frame_bytes for frame in memoryview(frames).cast("q")]))
+            parts.append(LeasedPart(memory, [frame * frame_bytes for frame in memoryview(frames).cast("q")]))
         return lease, LeasedFrames(parts, self._block.layer_bytes)

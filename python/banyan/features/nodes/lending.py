@@ -19,13 +19,16 @@ from itertools import takewhile
 
 from banyan.features.nodes.exported_arena import ExportedArena
 from banyan.features.nodes.limits import Allowance
+from banyan.features.nodes.nixl_pulls import LentByNixl
 from banyan.features.nodes.path_probe import MOST_PROBES_AT_ONCE, PROBES_PER_S, TOO_MANY, ProbeBytes, ProbeLease
 from banyan.features.nodes.remote_leases import RemoteLeases
 from banyan.features.nodes.wire import (
     Answer,
     Ask,
     Borrow,
+    BorrowToRead,
     Probe,
+    ReadableLease,
     Refused,
     RemoteLease,
     Return,
@@ -40,8 +43,9 @@ OTHER_WEIGHTS = "other weights, or another layout of KV"
 class Lending:
     """One page server's."""
 
-    def __init__(self, *, max_pages: int, clock: Callable[[], float]) -> None:
+    def __init__(self, *, max_pages: int, clock: Callable[[], float], by_nixl: LentByNixl | None = None) -> None:
         """``max_pages``: lent at once."""
+        self.by_nixl = by_nixl
         self.remote_leases = RemoteLeases(max_pages=max_pages, clock=clock)
         self.num_pages = 0
         """Pages lent so far."""
@@ -55,6 +59,8 @@ class Lending:
         """From now on lend from ``exported``."""
         with self._lock:
             self._exported = exported
+        if self.by_nixl is not None:
+            self.by_nixl.lend(exported)
 
     def withdraw(self) -> None:
         """Lend nothing any more; what was lent is called in."""
@@ -62,6 +68,8 @@ class Lending:
             self._exported = None
             self.remote_leases.call_in()
             self._lock.wait_for(lambda: not self._num_borrowing)
+        if self.by_nixl is not None:
+            self.by_nixl.withdraw()
 
     def lends(self, namespace: bytes) -> bool:
         """Whether pages of that namespace are lent now."""
@@ -140,4 +148,8 @@ class Lending:
                 return Refused(message.number, OTHER_WEIGHTS)
             lent = self.remote_leases.lend(lease, leased_frames)
         self.num_pages += len(keys)
-        return RemoteLease(message.number, lent.token, port, pack_sums(sums))
+        readable = None
+        if isinstance(message, BorrowToRead) and self.by_nixl is not None and message.backend == self.by_nixl.backend:
+            readable = self.by_nixl.readable(leased_frames)
+        said = message.number, lent.token, port, pack_sums(sums)
+        return RemoteLease(*said) if readable is None else ReadableLease(*said, readable.agent, readable.places)

@@ -28,6 +28,7 @@ from zmq.utils.monitor import recv_monitor_message
 from banyan.core import Address
 from banyan.features.nodes.lending import OTHER_WEIGHTS, Lending
 from banyan.features.nodes.limits import Allowance
+from banyan.features.nodes.nixl_pulls import LentByNixl
 from banyan.features.nodes.node_connections import notice_silence
 from banyan.features.nodes.remote_prefetches import RemotePrefetch, RemotePrefetches
 from banyan.features.nodes.tcp import IN_FLIGHT_BYTES, LENDING, TcpSource
@@ -75,16 +76,17 @@ class PageServer:
         num_layers: int,
         dscp: int | None = None,
         in_flight_bytes: int = IN_FLIGHT_BYTES,
+        by_nixl: LentByNixl | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``max_pages``: lent at once. ``dscp``: marks the bytes of remote leases, of which ``in_flight_bytes`` at most
-        are under way.
+        are under way. ``by_nixl``: reads of what is lent.
 
         Raises:
             OSError: when the address, or the port behind it, cannot be listened on.
         """
         self.address = address
-        self.lending = Lending(max_pages=max_pages, clock=clock)
+        self.lending = Lending(max_pages=max_pages, clock=clock, by_nixl=by_nixl)
         self.num_foreign = 0
         self._remote_prefetches: RemotePrefetches | None = None
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

@@ -4,7 +4,8 @@
 Invariants
   1. A page counts as landed in a layer only when its checksum agrees: it was said by the page server, over the channel
      that the secret protects, and is bound to namespace, page key and layer.
-  2. The frames are written until `carry` returns, and not afterwards: then the read has ended, whatever happened.
+  2. The frames are written until `carry` returns, and not afterwards: then the read has ended, whatever happened. Where
+     the carrier cannot have that, the read is late, and ends when it can.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from itertools import accumulate
 
 from banyan import _native
 from banyan.core import Address
-from banyan.features.nodes.tcp import TcpCarrier
+from banyan.features.nodes.carriers import Carrier
 from banyan.features.nodes.wire import Foreign, RemoteLease, unpack_sums
 from banyan.layout import BlockGeometry
+from banyan.transport.nixl.process import StillWriting
 
 
 class Ended(Enum):
@@ -60,15 +62,22 @@ class Pull:
     feed: _native.Feed
 
     def carry(
-        self, remote_lease: RemoteLease, host: str, carrier: TcpCarrier, is_wanted: Callable[[], bool] = lambda: True
+        self, remote_lease: RemoteLease, host: str, carrier: Carrier, is_wanted: Callable[[], bool] = lambda: True
     ) -> Ended:
         """Bring the bytes of ``remote_lease``, as long as it ``is_wanted``. Blocks; any thread."""
         try:
-            return self._carry(remote_lease, host, carrier, is_wanted)
-        finally:
+            ended = self._carry(remote_lease, host, carrier, is_wanted)
+        except StillWriting as still:
+            self.feed.be_late()
+            still.when_over(self.feed.end)
+            return Ended.LOST
+        except BaseException:
             self.feed.end()
+            raise
+        self.feed.end()
+        return ended
 
-    def _carry(self, remote_lease: RemoteLease, host: str, carrier: TcpCarrier, is_wanted: Callable[[], bool]) -> Ended:
+    def _carry(self, remote_lease: RemoteLease, host: str, carrier: Carrier, is_wanted: Callable[[], bool]) -> Ended:
         target = _Target(memoryview(self.memory), self.offsets, self.block.layer_bytes)
         damaged: set[int] = set()
         try:
@@ -100,10 +109,10 @@ class _Target:
 
     def __init__(self, memory: memoryview, offsets: Sequence[int], layer_bytes: Sequence[int]) -> None:
         self._memory = memory
-        self._offsets = offsets
+        self.offsets = offsets
         self.layer_bytes = layer_bytes
         self.starts = [0, *accumulate(layer_bytes)]
 
     def layer(self, layer: int) -> list[memoryview]:
         start, end = self.starts[layer], self.starts[layer + 1]
-        return [self._memory[offset + start : offset + end] for offset in self._offsets]
+        return [self._memory[offset + start : offset + end] for offset in self.offsets]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from banyan.feature import Asked
 from banyan.owner import read_secret
-from banyan.refusals import page_server_slots_refusal, secret_refusal, spread_rank_refusal
+from banyan.refusals import nixl_refusal, page_server_slots_refusal, secret_refusal, spread_rank_refusal
+from banyan.transport import nixl
 
 
 def refusals(asked: Asked) -> list[str]:
@@ -15,6 +16,8 @@ def refusals(asked: Asked) -> list[str]:
     if not wanted.secret_file or asked.model is not None:
         return []
     reasons = []
+    if wanted.deals_with_nodes and wanted.nixl_plugin and not nixl.is_installed():
+        reasons.append(nixl_refusal(carrier=wanted.carrier, way_out=nixl.WAY_OUT))
     try:
         read_secret(Path(wanted.secret_file))
     except (OSError, ValueError) as error:

@@ -58,9 +58,9 @@ class Pace:
         self._until_s = time.monotonic() + slow_s
         self._most_s = time.monotonic() + max(MOST_S, slow_s)
 
-    def until_s(self, views: Sequence[memoryview]) -> float:
+    def until_s(self, num_bytes: int) -> float:
         """These are next."""
-        self._until_s += sum(map(len, views)) / LEAST_BYTES_PER_S
+        self._until_s += num_bytes / LEAST_BYTES_PER_S
         return min(self._until_s, self._most_s)
 
 
@@ -102,7 +102,7 @@ class TcpCarrier:
             wait_in_kernel(connection)
             for layer in range(num_layers):
                 views = target.layer(layer)
-                _receive(connection, views, pace.until_s(views), is_wanted)
+                _receive(connection, views, pace.until_s(sum(map(len, views))), is_wanted)
                 yield layer
             self._carried(connection)
 
@@ -289,11 +289,11 @@ class TcpSource:
                 return False
             self._num_sending += 1
         views = lent.leased_frames.layer(layer)
+        num_bytes = sum(map(len, views))
         try:
             # A reader that is called in, or drips, holds neither the arena nor whoever waits for it.
-            _send(connection, views, pace.until_s(views), partial(self._remote_leases.holds, token))
+            _send(connection, views, pace.until_s(num_bytes), partial(self._remote_leases.holds, token))
         finally:
-            num_bytes = sum(map(len, views))
             del lent, views
             with self._sending:
                 self._num_sending -= 1

@@ -2,7 +2,8 @@
 """What two nodes say to each other: the only place that knows the form of a message. Pure.
 
 A message is one typed msgpack value. A borrower sends `Ask`, `Read`, `Borrow` and `Return`; a page server answers
-`Answer`, `Reading`, `RemoteLease` or `Refused`. Who examines the path sends `Probe`, which is answered as `Borrow` is.
+`Answer`, `Reading`, `RemoteLease` or `Refused`. One who can read the pages where they lie sends `BorrowToRead`, and is
+answered by `ReadableLease` where that can be. Who examines the path sends `Probe`, which is answered as `Borrow` is.
 Whatever else arrives raises `Foreign`.
 """
 
@@ -26,6 +27,11 @@ SUM_BYTES = 8
 MAX_PAGES = 4096
 """In one message: at 16 tokens a page, a prompt of 65,536 tokens."""
 
+PLACE_BYTES = 8
+MAX_AGENT_BYTES = 64 << 10
+"""Of what an agent of NIXL says of itself: hundreds of bytes, and some for each part of the arena."""
+
+MAX_BACKEND = 32
 MAX_REASON = 500
 
 MAX_PROBE_BYTES = 64 << 20
@@ -66,6 +72,12 @@ class Borrow(msgspec.Struct, tag="borrow", array_like=True, forbid_unknown_field
     keys: bytes
 
 
+class BorrowToRead(Borrow, tag="borrow_to_read", array_like=True, forbid_unknown_fields=True, frozen=True):
+    """As `Borrow`, from one that can read them where they lie, by NIXL with this ``backend``."""
+
+    backend: str
+
+
 class Return(msgspec.Struct, tag="return", array_like=True, forbid_unknown_fields=True, frozen=True):
     """The pages of a remote lease have been read, or are not wanted any more."""
 
@@ -104,6 +116,14 @@ class RemoteLease(msgspec.Struct, tag="remote_lease", array_like=True, forbid_un
     sums: bytes
 
 
+class ReadableLease(RemoteLease, tag="readable_lease", array_like=True, forbid_unknown_fields=True, frozen=True):
+    """As `RemoteLease`; the pages may as well be read where they lie: each begins at its one of ``places``, which are
+    little-endian words, in the memory of NIXL's agent that ``agent`` describes."""
+
+    agent: bytes
+    places: bytes
+
+
 class Refused(msgspec.Struct, tag="refused", array_like=True, forbid_unknown_fields=True, frozen=True):
     """Not lent, and why."""
 
@@ -111,8 +131,8 @@ class Refused(msgspec.Struct, tag="refused", array_like=True, forbid_unknown_fie
     reason: str
 
 
-ToPageServer = Ask | Read | Borrow | Return | Probe
-ToBorrower = Answer | Reading | RemoteLease | Refused
+ToPageServer = Ask | Read | Borrow | BorrowToRead | Return | Probe
+ToBorrower = Answer | Reading | RemoteLease | ReadableLease | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 _to_page_server = msgspec.msgpack.Decoder(ToPageServer)
@@ -139,6 +159,7 @@ def read_by_page_server(payload: bytes) -> ToPageServer:
         _check(len(message.keys) <= MAX_PAGES * KEY_BYTES, f"more than {MAX_PAGES} pages")
         _check(isinstance(message, Ask) or bool(message.keys), "a remote lease or a read of nothing")
         _check(_are_distinct(message.keys), "a page twice")
+        _check(not isinstance(message, BorrowToRead) or len(message.backend) <= MAX_BACKEND, "no backend")
     return message
 
 
@@ -154,6 +175,9 @@ def read_by_borrower(payload: bytes) -> ToBorrower:
         _check(len(message.token) == TOKEN_BYTES, "a token of another length")
         _check(0 < message.port < 65536, "no port")
         _check(len(message.sums) % SUM_BYTES == 0, "a part of a checksum")
+        if isinstance(message, ReadableLease):
+            _check(0 < len(message.agent) <= MAX_AGENT_BYTES, "an agent of more than it takes")
+            _check(len(message.places) % PLACE_BYTES == 0, "a part of a place")
     elif isinstance(message, Refused):
         _check(len(message.reason) <= MAX_REASON, "a reason of more than anybody reads")
     return message

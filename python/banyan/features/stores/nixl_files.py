@@ -24,6 +24,7 @@ from banyan.features.stores.folder_bound import FolderBound, entries_of
 from banyan.features.stores.rate_limited_log import RateLimitedLog
 from banyan.features.stores.values import Iovec, Transfer, Value
 from banyan.owner import claim_folder, open_own
+from banyan.transport.nixl import WAY_OUT
 
 FOLDER = "banyan-values-1"
 """Only what lies in it is counted and removed. The number is that of the format of names and values."""
@@ -39,7 +40,6 @@ FLAG = "--banyan-store"
 CHUNK_BYTES = 1 << 20
 UNREADABLE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EILSEQ, errno.ENODATA)
 """What the system says of a file whose bytes are lost."""
-WAY_OUT = "pip install --no-deps nixl==1.5.1 nixl-cu13==1.5.1"
 
 
 def new_agent(name: str) -> Any:

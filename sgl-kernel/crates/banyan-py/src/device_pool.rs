@@ -61,6 +61,8 @@ pub struct PeerMemory {
     extents: Vec<(u64, u64)>,
     #[pyo3(get)]
     identity: (u64, u64),
+    #[pyo3(get)]
+    path: String,
     /// Keeps it mapped.
     _peer_mapping: Arc<PeerMapping>,
 }
@@ -75,6 +77,7 @@ impl PeerMemory {
             address: start.expose_provenance(),
             num_bytes,
             identity: peer_mapping.pool_identity()?,
+            path: peer_mapping.pool_path()?.to_owned(),
             extents: extents.iter().map(place).collect(),
             _peer_mapping: peer_mapping,
         })

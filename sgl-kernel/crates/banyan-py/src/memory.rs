@@ -97,6 +97,11 @@ impl SharedBytes {
         self.memory.len()
     }
 
+    #[getter]
+    fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.memory.fd())
+    }
+
     fn __len__(&self) -> usize {
         self.memory.len()
     }

@@ -49,6 +49,7 @@ struct Reach {
     reader: Weak<ReaderBit>,
     mask: u64,
     pool: PeerPool,
+    pool_path: String,
     held: Mutex<Vec<u32>>,
 }
 
@@ -102,6 +103,7 @@ impl PeerMapping {
             reader: Arc::downgrade(reader),
             mask: reader.mask(),
             pool,
+            pool_path: member.identity.fd_path(reading.pool_fd),
             held,
         });
         Ok(peer_mapping)
@@ -266,6 +268,11 @@ impl PeerMapping {
             PeerPool::Mapped(_, identity) => Some(*identity),
             PeerPool::Described(_) => None,
         }
+    }
+
+    /// Where another process opens the pool while its owner lives.
+    pub fn pool_path(&self) -> Option<&str> {
+        Some(&self.reach.as_ref()?.pool_path)
     }
 
     /// All extents, layer by layer.

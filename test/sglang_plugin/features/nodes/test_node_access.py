@@ -9,6 +9,7 @@ from test.unit.features.nodes.rig import BLOCK, KEYS, LAYOUT, Node, free_address
 from banyan.config import Config
 from banyan.core import Address
 from banyan.features.nodes.borrower import Borrower
+from banyan.features.nodes.rank import node_access
 from banyan.features.nodes.rank.node_access import NodeAccess
 from banyan.features.nodes.tcp import TcpCarrier
 from banyan.layout import MemberSlots
@@ -83,3 +84,45 @@ def test_rank_when_the_address_is_taken_or_the_secret_is_open_then_refused(secre
     with pytest.raises(SystemExit):
         access(node, secret, listen=str(address))
     assert "chmod 600" in capsys.readouterr().err
+
+
+class NoProcess:
+    """What lends or reads by NIXL, and is never up."""
+
+    is_ready, num_carried, num_started, num_lent = False, 0, 0, 0
+
+    def __init__(self, backend, *memory):
+        self.backend = backend
+        self.is_closed = False
+
+    def lend(self, exported):
+        self.is_closed = False
+
+    def withdraw(self):
+        self.is_closed = True
+
+    close = withdraw
+
+
+def test_rank_when_nixl_carries_then_each_node_has_its_reader_and_the_state_says_whether_it_is_up(
+    secret, monkeypatch, caplog
+):
+    made = []
+    for name in ("LentByNixl", "ReadByNixl"):
+        monkeypatch.setattr(node_access, name, lambda *asked: made.append(NoProcess(*asked)) or made[-1])
+    node, addresses = Node(), [free_address() for _ in range(2)]
+    rank = access(node, secret, listen=str(free_address()), peers=tuple(map(str, addresses)), carrier="nixl")
+    with caplog.at_level("INFO", logger="banyan"):
+        rank.join(OLD, node.memory)
+    assert [one.backend for one in made] == ["UCX"] * 3
+    assert "lends by NIXL (UCX)" in caplog.text and "other nodes come by NIXL (UCX)" in caplog.text
+    state = rank.state()
+    assert state["page_server"]["has_nixl"] is False and state["page_server"]["num_lent_by_nixl"] == 0
+    assert {name: state["nodes"][name] for name in ("num_nixl_ready", "num_by_nixl", "num_nixl_started")} == {
+        "num_nixl_ready": 0,
+        "num_by_nixl": 0,
+        "num_nixl_started": 0,
+    }
+    rank.call_in()
+    rank.close()
+    assert all(one.is_closed for one in made)

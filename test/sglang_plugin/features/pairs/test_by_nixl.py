@@ -19,7 +19,7 @@ def test_agent_when_it_is_made_on_a_cpu_then_its_progress_thread_pauses_and_late
 
     bindings.nixlAgent = spy
     try:
-        with by_nixl.pausing_progress():
+        with by_nixl.pausing_progress(by_nixl.PROGRESS_PAUSE_US):
             nixl_agent("pausing", nixl_agent_config(backends=[]))
         nixl_agent("spinning", nixl_agent_config(backends=[]))
     finally:

@@ -23,6 +23,7 @@ from banyan.core import Address, SourceKind
 from banyan.features.nodes.borrower import Borrower
 from banyan.features.nodes.dual_path import DualPath, Part
 from banyan.features.nodes.exported_arena import ExportedArena
+from banyan.features.nodes.nixl_pulls import LentByNixl, ReadByNixl
 from banyan.features.nodes.node_tier import NodeTier
 from banyan.features.nodes.page_server import PageServer
 from banyan.features.nodes.remote_prefetch_tier import RemotePrefetchTier
@@ -95,15 +96,29 @@ class Node(Host):
         )
         return ExportedArena(view, namespace=namespace, arena_slots=ARENAS, block=self.block)
 
-    def lend(self, *, max_pages: int = 100, keys: Keys = KEYS, address: Address | None = None) -> Address:
+    def lend(
+        self,
+        *,
+        max_pages: int = 100,
+        keys: Keys = KEYS,
+        address: Address | None = None,
+        by_nixl: LentByNixl | None = None,
+    ) -> Address:
         address = free_address() if address is None else address
-        self.page_server = PageServer(address, keys, max_pages=max_pages, num_layers=NUM_LAYERS)
+        self.page_server = PageServer(address, keys, max_pages=max_pages, num_layers=NUM_LAYERS, by_nixl=by_nixl)
         self.page_server.lending.lend(self.exported())
         return address
 
-    def borrow_from(self, *nodes: Address, keys: Keys = KEYS, carrier: Any = None) -> None:
+    def borrow_from(
+        self, *nodes: Address, keys: Keys = KEYS, carrier: Any = None, by_nixl: Sequence[ReadByNixl] = ()
+    ) -> None:
         self.borrower = Borrower(
-            nodes, keys, namespace=NAMESPACE, block=self.block, carrier=carrier if carrier is not None else TcpCarrier()
+            nodes,
+            keys,
+            namespace=NAMESPACE,
+            block=self.block,
+            carrier=carrier if carrier is not None else TcpCarrier(),
+            by_nixl=by_nixl,
         )
         self.borrow_through(self.borrower)
 

@@ -27,9 +27,11 @@ from banyan.features.nodes.wire import (
     Answer,
     Ask,
     Borrow,
+    BorrowToRead,
     Foreign,
     Probe,
     Read,
+    ReadableLease,
     Refused,
     RemoteLease,
     Return,
@@ -46,10 +48,12 @@ NAMESPACES = st.binary(min_size=NAMESPACE_BYTES, max_size=NAMESPACE_BYTES) | st.
 KEYS = st.binary(max_size=3 * KEY_BYTES) | st.integers(0, 3).map(lambda number: b"k" * KEY_BYTES * number)
 MESSAGES = st.one_of(
     *(st.builds(kind, NUMBERS, NAMESPACES, KEYS) for kind in (Ask, Read, Borrow)),
+    st.builds(BorrowToRead, NUMBERS, NAMESPACES, KEYS, st.text(max_size=40)),
     st.builds(Return, st.binary(min_size=TOKEN_BYTES, max_size=TOKEN_BYTES) | st.binary(max_size=20)),
     st.builds(Answer, NUMBERS, NUMBERS),
     st.builds(Probe, NUMBERS, NUMBERS),
     st.builds(RemoteLease, NUMBERS, st.binary(max_size=20), NUMBERS, st.binary(max_size=40)),
+    st.builds(ReadableLease, NUMBERS, st.binary(max_size=20), NUMBERS, *(st.binary(max_size=40),) * 3),
     st.builds(Refused, NUMBERS, st.text(max_size=2 * MAX_REASON)),
 )
 VALUES = st.recursive(
@@ -71,7 +75,7 @@ PAYLOADS = st.one_of(
     VALUES.map(msgspec.msgpack.encode),
     st.builds(
         lambda tag, rest: msgspec.msgpack.encode([tag, *rest]),
-        st.sampled_from(["ask", "remote_lease", "probe"]),
+        st.sampled_from(["ask", "remote_lease", "readable_lease", "borrow_to_read", "probe"]),
         st.lists(VALUES),
     ),
 )

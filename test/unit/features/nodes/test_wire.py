@@ -3,16 +3,35 @@ import pytest
 from test.unit.directory.rig import NAMESPACE, keys
 
 from banyan.features.nodes import wire
-from banyan.features.nodes.wire import Answer, Ask, Borrow, Foreign, Read, Reading, Refused, RemoteLease, Return
+from banyan.features.nodes.wire import (
+    Answer,
+    Ask,
+    Borrow,
+    BorrowToRead,
+    Foreign,
+    Read,
+    ReadableLease,
+    Reading,
+    Refused,
+    RemoteLease,
+    Return,
+)
 
 TO_PAGE_SERVER = [
     Ask(1, NAMESPACE, b""),
     Ask(2, NAMESPACE, wire.pack_keys(keys(1, 2))),
     Borrow(3, NAMESPACE, wire.pack_keys(keys(1))),
     Read(4, NAMESPACE, wire.pack_keys(keys(1, 2, 3))),
+    BorrowToRead(5, NAMESPACE, wire.pack_keys(keys(1)), "UCX"),
     Return(b"t" * 16),
 ]
-TO_BORROWER = [Answer(1, 4), Reading(4), RemoteLease(2, b"t" * 16, 7400, wire.pack_sums([[1, 2]])), Refused(3, "gone")]
+TO_BORROWER = [
+    Answer(1, 4),
+    Reading(4),
+    RemoteLease(2, b"t" * 16, 7400, wire.pack_sums([[1, 2]])),
+    ReadableLease(2, b"t" * 16, 7400, wire.pack_sums([[1, 2]]), b"an agent", bytes(16)),
+    Refused(3, "gone"),
+]
 FOREIGN = [
     b"",
     b"GET / HTTP/1.1",
@@ -28,6 +47,12 @@ FOREIGN = [
     wire.encode(Answer(1, -1)),
     wire.encode(RemoteLease(1, b"t" * 16, 0, b"")),
     wire.encode(RemoteLease(1, b"t" * 16, 7400, b"odd")),
+    wire.encode(BorrowToRead(1, NAMESPACE, b"", "UCX")),
+    wire.encode(BorrowToRead(1, NAMESPACE, bytes(32), "U" * (wire.MAX_BACKEND + 1))),
+    wire.encode(ReadableLease(1, b"t" * 16, 7400, b"", b"", b"")),
+    wire.encode(ReadableLease(1, b"t" * 16, 7400, b"", bytes(wire.MAX_AGENT_BYTES + 1), b"")),
+    wire.encode(ReadableLease(1, b"t" * 16, 7400, b"", b"an agent", b"odd")),
+    wire.encode(ReadableLease(1, b"t" * 16, 0, b"", b"an agent", b"")),
     bytes(wire.MAX_MESSAGE_BYTES + 1),
 ]
 

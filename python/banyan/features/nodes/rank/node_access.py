@@ -20,6 +20,7 @@ from banyan.core import Address
 from banyan.features.nodes.borrower import Borrower
 from banyan.features.nodes.dual_path import DualPath, Part
 from banyan.features.nodes.exported_arena import ExportedArena
+from banyan.features.nodes.nixl_pulls import LentByNixl, ReadByNixl
 from banyan.features.nodes.node_tier import NodeTier
 from banyan.features.nodes.page_server import PageServer
 from banyan.features.nodes.rank import said
@@ -74,6 +75,7 @@ class NodeAccess:
         is anybody to borrow from."""
         if self._config.listen and self._member_slots.is_of_first_rank:
             self._lend(namespace, memory)
+        plugin = self._config.nixl_plugin
         if self._config.peers:
             self._borrower = Borrower(
                 [Address.parse(peer).of_shard(self._member_slots.shard) for peer in self._config.peers],
@@ -81,7 +83,9 @@ class NodeAccess:
                 namespace=namespace,
                 block=self._block,
                 carrier=TcpCarrier(self._config.dscp),
+                by_nixl=[ReadByNixl(plugin, memory) for _ in self._config.peers] if plugin else (),
             )
+            logger.info("banyan: pages of other nodes come by %s", _carrier_in_words(plugin))
         return self._borrower
 
     def sources(self, parts: TierParts, nearer: Sequence[Source]) -> list[Source]:
@@ -129,6 +133,7 @@ class NodeAccess:
         )
 
     def _lend(self, namespace: bytes, memory: _native.SharedBytes) -> None:
+        plugin = self._config.nixl_plugin
         if self._page_server is None:
             address = Address.parse(self._config.listen).of_shard(self._member_slots.shard)
             num_frames = len(self._member_slots.arenas) * self._block.num_frames(memory.num_bytes)
@@ -140,10 +145,13 @@ class NodeAccess:
                     num_layers=len(self._block.layer_bytes),
                     dscp=self._config.dscp,
                     in_flight_bytes=self._config.in_flight_kb << 10,
+                    by_nixl=LentByNixl(plugin) if plugin else None,
                 )
             except OSError as error:
                 runtime.refuse(page_server_refusal(address=address, error=error))
-            logger.info("banyan: the page server for other nodes is at %s", address)
+            logger.info(
+                "banyan: the page server for other nodes is at %s, and lends by %s", address, _carrier_in_words(plugin)
+            )
             if self._config.store:
                 self.remote_prefetches = self._page_server.take_remote_prefetches()
         reader_bit = self._member_slots.layout.num_slots(has_arena=True) + self._member_slots.shard
@@ -188,6 +196,9 @@ class NodeAccess:
                 "num_foreign_messages": self._page_server.num_foreign,
                 "most_read_tokens": self._page_server.most_remote_prefetch_pages * self._rank_table.page_tokens,
             }
+            by_nixl = self._page_server.lending.by_nixl
+            if by_nixl is not None:
+                state["page_server"] |= {"num_lent_by_nixl": by_nixl.num_lent, "has_nixl": by_nixl.is_ready}
         if self._borrower is not None:
             state["nodes"] = {
                 "num_nodes": len(self._config.peers),
@@ -195,4 +206,10 @@ class NodeAccess:
                 "num_listening": self._borrower.num_listening,
                 "num_lost_pulls": self._borrower.num_lost,
             }
+            if self._config.nixl_plugin:
+                state["nodes"] |= self._borrower.carriers.nixl_state()
         return state
+
+
+def _carrier_in_words(plugin: str) -> str:
+    return f"NIXL ({plugin}), or TCP where the other node has none" if plugin else "TCP"

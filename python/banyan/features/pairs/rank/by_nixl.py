@@ -9,9 +9,6 @@ cores that compute, also while the server is idle. Here it waits for an event be
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from sglang.srt.disaggregation.nixl.conn import (
@@ -29,11 +26,13 @@ from banyan.features.pairs.rank.hand_over import HandOver, ScreenedReceiver, Tel
 from banyan.features.pairs.rank.layerwise import LayerwiseSender
 from banyan.features.pairs.rank.taking_back import TakingReceiver
 from banyan.sglang_plugin import runtime
+from banyan.transport.nixl.agent import pausing_progress
 
 logger = logging.getLogger("banyan")
 
+
 PROGRESS_PAUSE_US = 1000
-"""The longest wait of NIXL's progress thread; what UCX can announce ends it at once."""
+"""The longest wait of NIXL's progress thread, on a CPU."""
 
 
 def _is_likely(said: KVArgsRegisterInfo | TransferInfo) -> bool:
@@ -45,26 +44,6 @@ def _is_likely(said: KVArgsRegisterInfo | TransferInfo) -> bool:
 
 
 MESSAGES = ControlMessages((GUARD,), KVArgsRegisterInfo.from_zmq, TransferInfo.from_zmq, _is_likely)
-
-
-@contextmanager
-def pausing_progress() -> Iterator[None]:
-    """NIXL agents that are made in here pause between their polls. Its Python class has no argument for that, and sets
-    the pause to zero; the native one that it makes is the next place to say it."""
-    from nixl._api import nixl_agent
-
-    bindings = sys.modules[nixl_agent.__module__].nixlBind
-    native = bindings.nixlAgent
-
-    def make(name: str, config: Any) -> Any:
-        config.pthrDelay = PROGRESS_PAUSE_US
-        return native(name, config)
-
-    bindings.nixlAgent = make
-    try:
-        yield
-    finally:
-        bindings.nixlAgent = native
 
 
 class NixlHandOver(HandOver, LayerwiseSender, NixlKVManager):
@@ -79,7 +58,7 @@ class NixlHandOver(HandOver, LayerwiseSender, NixlKVManager):
             super().__init__(args, *more, **named)
         else:
             args.kv_data_mem_kinds = ["DRAM"] * len(args.kv_data_ptrs)
-            with pausing_progress():
+            with pausing_progress(PROGRESS_PAUSE_US):
                 super().__init__(args, *more, **named)
 
     def _start_bootstrap_thread(self) -> None:
