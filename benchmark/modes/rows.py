@@ -60,6 +60,8 @@ PORT = "{port}"
 ADAPTER, MODEL, DRAFT, DRAFT_OF_LAYERS = "{adapter}", "{model}", "{draft}", "{draft-of-layers}"
 LORA = ("--enable-lora", "--lora-paths", f"tiny={ADAPTER}", "--lora-backend", "torch_native")
 GPU = "a GPU"
+TWO_GPUS_TOLD = (("RAY_OVERRIDE_RESOURCES", '{"GPU":2}'), ("RAY_USAGE_STATS_ENABLED", "0"))
+"""Ray gives each rank a GPU, and believes that there are some."""
 GRPC = ("--smg-grpc-mode", "--skip-server-warmup", "--load-balance-method", "round_robin", "--enable-metrics")
 NO_WARM_UP = (("SMG_SGLANG_SERVICER_WARMUP", "off"),)
 """They would ask with ids that a tiny model does not have, and for a hundred prompts."""
@@ -303,6 +305,7 @@ def _served() -> tuple[Mode, ...]:
         replicas("structured output", answer="tokens of a grammar"),
         replicas("pages leave by how often they were used", "--radix-eviction-policy", "lfu"),
         replicas("several tokenizer workers", "--tokenizer-worker-num", "2"),
+        row("Ray actors", "--dp", "2", "--use-ray", alone=ONE_RANK, env=TWO_GPUS_TOLD),
         replicas("gRPC beside HTTP", "--grpc-port", PORT),
         replicas("gRPC in place of HTTP", *GRPC, answer="tokens by gRPC", env=NO_WARM_UP),
     )
@@ -399,7 +402,6 @@ def _needing() -> tuple[Mode, ...]:
         row("encoders on machines of their own", "a second server", "--language-only"),
         row("memory given back by a GPU", GPU, SAVER, "--banyan-host-gb", "1"),
         row("weight updates by RDMA", "an RDMA device"),
-        row("Ray actors", "the package ray", "--use-ray"),
     )
 
 
