@@ -36,8 +36,13 @@ OUTSIDE, INSIDE = "banyan route", "Banyan's router in Ray Serve"
 OF_RAY = {"Ray Serve, prefix-aware": "prefix", "Ray Serve, power of two choices": "pow2"}
 SERVER_FLAGS = ("--page-size", "16", "--max-total-tokens", "20000", "--context-length", "8192", "--sleep-on-idle")
 SERVE = "from ray.serve.scripts import cli; cli()"
-NO_GPU = (("RAY_ADDRESS", "local"), ("RAY_USAGE_STATS_ENABLED", "0"))
-"""A cluster of its own, which tells nobody."""
+CLUSTER = (
+    ("RAY_ADDRESS", "local"),
+    ("RAY_USAGE_STATS_ENABLED", "0"),
+    # Each replica asks for a core, and most of them wait for another one.
+    ("RAY_OVERRIDE_RESOURCES", '{"CPU":16}'),
+)
+"""One of its own, which tells nobody."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ def served(
     out.mkdir(parents=True, exist_ok=True)
     config = out / "serve.yaml"
     config.write_text(json.dumps({"http_options": {"port": port}, "applications": applications}))
-    variables = [f"{name}={value}" for name, value in (*NO_GPU, *cpu_env(dp=NUM_SERVERS), *env)]
+    variables = [f"{name}={value}" for name, value in (*CLUSTER, *cpu_env(dp=1), *env)]
     command = ["env", *variables, sys.executable, "-c", SERVE, "run", "--app-dir", os.getcwd(), str(config)]
     url = f"http://127.0.0.1:{port}"
     with beside(command, out / "serve.log", f"{url}/health", timeout_s=START_S):

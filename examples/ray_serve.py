@@ -24,15 +24,15 @@ from collections.abc import Sequence
 import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
-from starlette.applications import Starlette
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from banyan.router.app import Router, build
+from banyan.router.app import build
 from banyan.router.settings import Settings
 
 START_S = 1800.0
 POLL_S = 0.5
 STOP_S = 60.0
-PR_SET_PDEATHSIG = 1
+LIBC, PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
 NODE = "node"
 NUM_PORTS = 300
 """Of each server."""
@@ -90,13 +90,18 @@ class Front:
         self._servers = list(servers)
         self._policy = policy
         self._urls: list[str] = []
-        self._router: Router
 
-    async def __serve_build_asgi_app__(self) -> Starlette:
+    async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Asked by Ray, once, when the replica has been made."""
         self._urls = await self._asked()
-        app, self._router = build(Settings(servers=tuple(self._urls), policy=self._policy))
-        return app
+        app, _ = build(Settings(servers=tuple(self._urls), policy=self._policy))
+
+        async def from_anywhere(scope: Scope, receive: Receive, send: Send) -> None:
+            # Ray's proxies are on every node, and may have others before them: who asks there is not of this machine,
+            # and may not change servers.
+            await app({**scope, "client": None}, receive, send)
+
+        return from_anywhere
 
     async def _asked(self) -> list[str]:
         return [await server.url.remote() for server in self._servers]
@@ -137,7 +142,7 @@ def _flags(host: str, port: int) -> list[str]:
 
 def _end_with_replica() -> None:
     """Ray may end a replica without a word."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _answers(url: str) -> bool:

@@ -60,7 +60,11 @@ PORT = "{port}"
 ADAPTER, MODEL, DRAFT, DRAFT_OF_LAYERS = "{adapter}", "{model}", "{draft}", "{draft-of-layers}"
 LORA = ("--enable-lora", "--lora-paths", f"tiny={ADAPTER}", "--lora-backend", "torch_native")
 GPU = "a GPU"
-TWO_GPUS_TOLD = (("RAY_OVERRIDE_RESOURCES", '{"GPU":2}'), ("RAY_USAGE_STATS_ENABLED", "0"))
+TWO_GPUS_TOLD = (
+    ("RAY_ADDRESS", "local"),
+    ("RAY_USAGE_STATS_ENABLED", "0"),
+    ("RAY_OVERRIDE_RESOURCES", '{"GPU":2}'),
+)
 """Ray gives each rank a GPU, and believes that there are some."""
 GRPC = ("--smg-grpc-mode", "--skip-server-warmup", "--load-balance-method", "round_robin", "--enable-metrics")
 NO_WARM_UP = (("SMG_SGLANG_SERVICER_WARMUP", "off"),)
@@ -305,7 +309,15 @@ def _served() -> tuple[Mode, ...]:
         replicas("structured output", answer="tokens of a grammar"),
         replicas("pages leave by how often they were used", "--radix-eviction-policy", "lfu"),
         replicas("several tokenizer workers", "--tokenizer-worker-num", "2"),
-        row("Ray actors", "--dp", "2", "--use-ray", alone=ONE_RANK, env=TWO_GPUS_TOLD),
+        row(
+            "Ray actors of a rank of two shards, through the host arena",
+            *("--tp", "2", "--use-ray", "--banyan-host-gb", "0.25"),
+            num_ranks=1,
+            alone=("--tp", "2"),
+            env=TWO_GPUS_TOLD,
+            pool_tokens=700,
+            source="host",
+        ),
         replicas("gRPC beside HTTP", "--grpc-port", PORT),
         replicas("gRPC in place of HTTP", *GRPC, answer="tokens by gRPC", env=NO_WARM_UP),
     )
@@ -332,6 +344,7 @@ def _refused() -> tuple[Mode, ...]:
             *(*two, "--tokenizer-worker-num", "2"),
             env=(("SGLANG_HTTP_SERVER_APP_PATH", "other:app"),),
         ),
+        row("Ray actors of several ranks", *two, "--use-ray", env=TWO_GPUS_TOLD),
         row("Rust server", *two, env=(("SGLANG_RUST_SERVER", "1"),)),
         row("gRPC by the Rust servicer", *two, *GRPC, "--servicer-impl", "rust"),
         row("no radix cache", *two, "--disable-radix-cache"),

@@ -46,15 +46,6 @@ class Hooks:
                 # Said by who asks for what is missing, where the hooks are wanted at all.
                 self._broken[patch.name] = error
 
-    def register_here(self, process: str) -> None:
-        """Put in place the hooks of ``process``, whose work this process does beside its own."""
-        for patch in self.queue:
-            is_new = process in patch.processes and "main" not in patch.processes
-            if patch.kind in HOOK_TYPES and is_new and self._is_on(patch.feature, patch.name):
-                for place in patch.places:
-                    self._put(patch, place.target)
-        HookRegistry.apply_hooks()
-
     def _register(self, patch: Patch, *, is_main: bool) -> None:
         assert patch.hook is not None
         if patch.kind == "register":
@@ -65,12 +56,8 @@ class Hooks:
             is_of_children = patch.processes != ("main",)
             wanted_here = "main" in patch.processes if is_main else is_of_children and _is_used(patch, place.target)
             if wanted_here:
-                self._put(patch, place.target)
-
-    def _put(self, patch: Patch, target: str) -> None:
-        assert patch.hook is not None
-        hook = self.while_on(patch, _guarded(patch, pkgutil.resolve_name(patch.hook)))
-        HookRegistry.register(target, hook, HOOK_TYPES[patch.kind])
+                hook = self.while_on(patch, _guarded(patch, pkgutil.resolve_name(patch.hook)))
+                HookRegistry.register(place.target, hook, HOOK_TYPES[patch.kind])
 
     def missing(self, process: str) -> list[Misfit]:
         """The hooks that ``process`` is to have and has not."""

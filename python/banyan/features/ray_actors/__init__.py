@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks in actors of Ray's (``--use-ray``): SGLang's main process dispatches there, and its actors load no plugins."""
+"""Shards of a rank in actors of Ray's (``--use-ray``), in which SGLang loads no plugins."""
 
 from __future__ import annotations
 
@@ -8,34 +8,29 @@ from typing import Any
 
 from banyan.feature import Asked, Parts
 
+_ENDS = "--use-ray with {} ranks: SGLang sets its dispatcher's address too late, and ends: start a server for each rank"
+_NODES = "--use-ray with --nnodes {}: actors on other nodes do not find this server's shared memory: use --nnodes 1"
+
 
 def _is_asked(asked: Asked) -> bool:
     return bool(getattr(asked.args, "use_ray", False))
 
 
 def refused(asked: Asked) -> list[str]:
-    num_nodes = 1 if asked.layout is None else asked.layout.num_nodes
-    if not _is_asked(asked) or not asked.config.shares or num_nodes == 1:
+    layout = asked.layout
+    if layout is None or not _is_asked(asked) or not asked.config.shares:
         return []
-    return [
-        f"--use-ray with --nnodes {num_nodes}: Ray's actors on other nodes do not find this server's shared memory: "
-        "start one server on each node, or use --banyan-share off"
-    ]
-
-
-def launched(asked: Asked) -> None:
-    if _is_asked(asked):
-        from banyan.features.ray_actors.launcher.dispatching import dispatch_here
-
-        dispatch_here()
+    if layout.num_ranks > 1:
+        return [_ENDS.format(layout.num_ranks)]
+    return [_NODES.format(layout.num_nodes)] if layout.num_nodes > 1 else []
 
 
 def carried(asked: Asked) -> Mapping[str, Any]:
     if not _is_asked(asked):
         return {}
-    from banyan.features.ray_actors.rank.start import Start
+    from banyan.features.ray_actors.rank.actor import Start
 
     return {"ray_actor": Start()}
 
 
-PARTS = Parts(page="ray.md", refusals=refused, launched=launched, carried=carried)
+PARTS = Parts(page="ray.md", refusals=refused, carried=carried)

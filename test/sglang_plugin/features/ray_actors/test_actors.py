@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that Ray has started for a rank: hooked when it takes up the arguments. The main process, which copies them
-too and dispatches, is not taken for one."""
+"""A process that Ray has started for a rank: hooked when it takes up the arguments. Others, which copy them too, are
+not taken for one."""
 
 import copy
 import json
@@ -15,7 +15,7 @@ from banyan import config, feature_list
 from banyan.config import Config
 from banyan.feature import Asked
 from banyan.features import ray_actors
-from banyan.features.ray_actors.rank.start import Start
+from banyan.features.ray_actors.rank.actor import Start
 from banyan.layout import Layout
 from banyan.sglang_plugin import runtime
 
@@ -30,25 +30,6 @@ runtime.get_server_args = lambda: SimpleNamespace(_banyan={"needed": []})
 seams.verify("scheduler")
 said = {"missing": [str(one) for one in seams.HOOKS.missing("scheduler")], "off": runtime.features_off()}
 print("REPORT", json.dumps([was_main, runtime.is_main_process(), said, os.environ.get("BANYAN_TEST_OF_ACTORS")]))
-"""
-
-DRIVER = """
-import copy, json
-from types import SimpleNamespace
-from banyan.config import Config
-from banyan.feature import Asked
-from banyan.features import ray_actors
-from banyan.sglang_plugin import runtime, seams
-from sglang.srt.plugins import load_plugins
-
-load_plugins()
-before = [str(one) for one in seams.HOOKS.missing("controller")]
-asked = Asked(config=Config(), args=SimpleNamespace(use_ray=True))
-ray_actors.PARTS.launched(asked)
-copy.deepcopy(ray_actors.PARTS.carried(asked))
-seams.verify("controller")
-after = [str(one) for one in seams.HOOKS.missing("controller")]
-print("REPORT", json.dumps([before, after, runtime.is_main_process()]))
 """
 
 
@@ -72,11 +53,6 @@ def test_actor_when_it_takes_up_the_arguments_then_it_is_a_rank_with_all_hooks_a
     assert said == {"missing": [], "off": ["planner"]} and variable == "told"
 
 
-def test_driver_when_it_dispatches_and_copies_its_arguments_then_it_has_the_dispatchers_hooks_and_is_no_rank():
-    before, after, is_main = report(imported.run(DRIVER))
-    assert before and not after and is_main
-
-
 def test_arguments_when_this_process_copies_them_or_a_child_takes_them_up_then_neither_becomes_a_rank(start):
     assert isinstance(copy.deepcopy(Start()), Start) and runtime.is_main_process()
     context = multiprocessing.get_context("fork")
@@ -98,9 +74,24 @@ def test_server_when_it_does_not_use_ray_then_nothing_is_left_for_actors():
         assert ray_actors.PARTS.carried(asked) == {} and feature_list.lines(asked) == []
 
 
-def test_server_when_ray_is_to_spread_it_over_nodes_then_refused_unless_it_shares_nothing():
-    layout = Layout(dp=1, attn_dp=2, attn_cp=1, attn_tp=1, num_nodes=2)
+@pytest.mark.parametrize(
+    ("layout", "named", "way_out"),
+    [
+        (Layout(dp=2, attn_dp=1, attn_cp=1, attn_tp=1), "2 ranks", "a server for each rank"),
+        (Layout(dp=1, attn_dp=2, attn_cp=1, attn_tp=1), "2 ranks", "a server for each rank"),
+        (Layout(dp=1, attn_dp=1, attn_cp=1, attn_tp=2, num_nodes=2), "--nnodes 2", "use --nnodes 1"),
+    ],
+)
+def test_server_when_its_ranks_or_nodes_are_too_many_for_actors_then_refused_unless_it_shares_nothing(
+    layout, named, way_out
+):
     asked = Asked(config=Config(), args=SimpleNamespace(use_ray=True), layout=layout)
-    (line,) = ray_actors.PARTS.refusals(asked)
-    assert line.startswith("--use-ray with --nnodes 2: ") and "--banyan-share off" in line
-    assert ray_actors.PARTS.refusals(Asked(config=Config(share="off"), args=asked.args, layout=layout)) == []
+    (line,) = feature_list.lines(asked)
+    assert line.startswith("--use-ray with ") and named in line and way_out in line
+    assert feature_list.lines(Asked(config=Config(share="off"), args=asked.args, layout=layout)) == []
+
+
+def test_server_when_it_has_one_rank_of_several_shards_then_served():
+    layout = Layout(dp=1, attn_dp=1, attn_cp=1, attn_tp=2)
+    asked = Asked(config=Config(), args=SimpleNamespace(use_ray=True), layout=layout)
+    assert feature_list.lines(asked) == [] and ray_actors.PARTS.carried(asked)
