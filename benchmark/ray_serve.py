@@ -5,7 +5,8 @@
 
 Two servers of one rank as deployments of `examples/ray_serve.py`. Conversations of random tokens are played through
 that application, through `banyan route` in front of the same servers, and through two of Ray Serve's own routers, in
-alternating order, each time from empty caches. Writes build/ray-serve/report.json.
+alternating order, each time from empty caches; then some prompts one at a time, whose tokens must be those that a
+server gives that is asked directly. Writes build/ray-serve/report.json.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 from benchmark.compare import order_of_repetition
 from benchmark.measure import flush_cache
 from benchmark.model import DEFAULT_TARGET, ensure_model
+from benchmark.modes import asking
 from benchmark.processor import CPU_ENGINE
 from benchmark.results import write_report
 from benchmark.router_failover import Load, router
@@ -101,6 +103,12 @@ async def play(url: str, servers: Sequence[str], args: argparse.Namespace, repet
     }
 
 
+def said(url: str) -> list[tuple[float, ...]]:
+    """Greedy tokens of some prompts, one at a time."""
+    ask = asking.tokens(url)
+    return [ask(ids, None).said for ids in asking.prompts()]
+
+
 def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Per side: the cached share (median, least, most), over that of `banyan route`; errors."""
     rows = []
@@ -114,6 +122,10 @@ def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "median_s": statistics.median(run["median_s"] for run in own),
                 "num_requests": sum(run["num_requests"] for run in own),
                 "num_errors": sum(run["num_errors"] for run in own),
+                "outputs": {
+                    "num_compared": sum(run["num_compared"] for run in own),
+                    "num_differing": sum(run["num_differing"] for run in own),
+                },
             }
         )
     (outside,) = (row["cached_share"]["median"] for row in rows if row["side"] == OUTSIDE)
@@ -123,11 +135,11 @@ def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmark.ray_serve", description=__doc__.splitlines()[0])
     parser.add_argument("--policy", default="lmetric")
-    parser.add_argument("--conversations", type=int, default=16)
+    parser.add_argument("--conversations", type=int, default=12)
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--turn-tokens", type=int, default=160)
-    parser.add_argument("--output-len", type=int, default=16)
-    parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--output-len", type=int, default=8)
+    parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("build/ray-serve"))
     args = parser.parse_args(argv)
@@ -139,9 +151,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         ray = stack.enter_context(served(arguments, args.out, routers=tuple(OF_RAY.values())))
         outside = stack.enter_context(router(ray.servers, args.policy, args.out / "router.log"))
         sides = {OUTSIDE: outside, INSIDE: ray.url, **{side: ray.of(name) for side, name in OF_RAY.items()}}
+        expected = said(ray.servers[0])
         for repetition in range(1, args.repetitions + 1):
             for side in order_of_repetition(list(sides), repetition):
                 run = asyncio.run(play(sides[side], ray.servers, args, repetition))
+                answers = said(sides[side])
+                run["num_compared"] = len(answers)
+                run["num_differing"] = sum(one != other for one, other in zip(answers, expected, strict=True))
                 runs.append({"side": side, "repetition": repetition, **run})
                 print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
     rows = summarise(runs)

@@ -9,6 +9,7 @@ Ray places the servers, watches them and starts them again. Each shares pages be
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import json
 import os
@@ -23,6 +24,8 @@ from collections.abc import Sequence
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -32,6 +35,7 @@ from banyan.router.settings import Settings
 START_S = 1800.0
 POLL_S = 0.5
 STOP_S = 60.0
+ASKED_S = 3.0
 LIBC, PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
 NODE = "node"
 NUM_PORTS = 300
@@ -93,7 +97,7 @@ class Front:
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Asked by Ray, once, when the replica has been made."""
-        self._urls = await self._asked()
+        self._urls = [await server.url.remote() for server in self._servers]
         app, _ = build(Settings(servers=tuple(self._urls), policy=self._policy))
 
         async def from_anywhere(scope: Scope, receive: Receive, send: Send) -> None:
@@ -103,23 +107,23 @@ class Front:
 
         return from_anywhere
 
-    async def _asked(self) -> list[str]:
-        return [await server.url.remote() for server in self._servers]
-
     async def check_health(self) -> None:
         """A server that Ray has started again on another node has another address: this replica is replaced, too."""
-        if self._urls and await self._asked() != self._urls:
-            raise RuntimeError("a server has another address now")
+        for server, known in zip(self._servers, self._urls, strict=False):
+            try:
+                url = await asyncio.wait_for(server.url.remote(), ASKED_S)
+            except (TimeoutError, RayError, RayServeException):
+                # It is being started again. The others answer meanwhile.
+                continue
+            if url != known:
+                raise RuntimeError(f"{known} is now {url}")
 
 
 def app(args: dict[str, str]) -> serve.Application:
     """``servers``: how many. ``arguments``: of each, for SGLang. ``gpus``: of each. ``host``: where they listen, "node"
     for the address of the node in Ray's cluster. ``port``: of the first. ``policy``: as `banyan route --policy`."""
-    arguments, host, port = (
-        shlex.split(args["arguments"]),
-        args.get("host", "127.0.0.1"),
-        int(args.get("port", "30000")),
-    )
+    arguments = shlex.split(args["arguments"])
+    host, port = args.get("host", "127.0.0.1"), int(args.get("port", "30000"))
     kind = Server.options(ray_actor_options={"num_gpus": int(args.get("gpus", "1"))})
     servers = [
         kind.options(name=f"server-{number}").bind(arguments, host, port + NUM_PORTS * number)
