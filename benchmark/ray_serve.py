@@ -3,7 +3,7 @@
 
     python -m benchmark.ray_serve
 
-Two servers of one rank as deployments of `examples/ray_serve.py`. Conversations of random tokens are played through
+Hits, not speed: two servers of one rank, with a tiny model, as deployments of `examples/ray_serve.py`. Conversations of random tokens are played through
 that application, through `banyan route` in front of the same servers, and through two of Ray Serve's own routers, in
 alternating order, each time from empty caches; then some prompts one at a time, whose tokens must be those that a
 server gives that is asked directly. Writes build/ray-serve/report.json.
@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
@@ -25,8 +26,7 @@ from typing import Any
 
 from benchmark.compare import order_of_repetition
 from benchmark.measure import flush_cache
-from benchmark.model import DEFAULT_TARGET, ensure_model
-from benchmark.modes import asking
+from benchmark.modes import asking, models
 from benchmark.processor import CPU_ENGINE
 from benchmark.results import write_report
 from benchmark.router_failover import Load, router
@@ -36,13 +36,15 @@ START_S = 600.0
 NUM_SERVERS = 2
 OUTSIDE, INSIDE = "banyan route", "Banyan's router in Ray Serve"
 OF_RAY = {"Ray Serve, prefix-aware": "prefix", "Ray Serve, power of two choices": "pow2"}
-SERVER_FLAGS = ("--page-size", "16", "--max-total-tokens", "20000", "--context-length", "8192", "--sleep-on-idle")
+SERVER_FLAGS = ("--page-size", "16", "--max-total-tokens", "20000", "--context-length", "4096", "--sleep-on-idle")
 SERVE = "from ray.serve.scripts import cli; cli()"
 CLUSTER = (
     ("RAY_ADDRESS", "local"),
     ("RAY_USAGE_STATS_ENABLED", "0"),
     # Each replica asks for a core, and most of them wait for another one.
     ("RAY_OVERRIDE_RESOURCES", '{"CPU":16}'),
+    # What others have of the machine's memory is no reason to end a replica.
+    ("RAY_memory_monitor_refresh_ms", "0"),
 )
 """One of its own, which tells nobody."""
 
@@ -88,11 +90,16 @@ def served(
         yield Served(url, tuple(servers))
 
 
+def plain_tokens(drawn: random.Random, num_tokens: int) -> list[int]:
+    return drawn.choices(range(models.FIRST_PLAIN_TOKEN, models.VOCABULARY), k=num_tokens)
+
+
 async def play(url: str, servers: Sequence[str], args: argparse.Namespace, repetition: int) -> dict[str, Any]:
     """One run from empty caches."""
     for server in servers:
         await flush_cache(server)
-    load = Load(url, args.conversations, args.turns, args.turn_tokens, args.output_len, args.concurrency, repetition)
+    shape = (args.conversations, args.turns, args.turn_tokens, args.output_len, args.concurrency)
+    load = Load(url, *shape, repetition, draw=plain_tokens)
     await load.play()
     complete = [one for one in load.ended if one.kind == "complete"]
     return {
@@ -144,8 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("build/ray-serve"))
     args = parser.parse_args(argv)
     unwind_on_sigterm()
-    model = ensure_model(DEFAULT_TARGET)
-    arguments = ("--model-path", str(model.resolve()), *CPU_ENGINE, *SERVER_FLAGS)
+    arguments = ("--model-path", str(models.ensure(models.LLAMA).resolve()), *CPU_ENGINE, *SERVER_FLAGS)
     runs = []
     with ExitStack() as stack:
         ray = stack.enter_context(served(arguments, args.out, routers=tuple(OF_RAY.values())))
