@@ -3,10 +3,10 @@
 
     python -m benchmark.ray_serve
 
-Hits, not speed: two servers of one rank, with a tiny model, as deployments of `examples/ray_serve.py`. Conversations of random tokens are played through
-that application, through `banyan route` in front of the same servers, and through two of Ray Serve's own routers, in
-alternating order, each time from empty caches; then some prompts one at a time, whose tokens must be those that a
-server gives that is asked directly. Writes build/ray-serve/report.json.
+Hits, not speed: two servers of one rank, with a tiny model, as deployments of `examples/ray_serve.py`. Conversations of
+random tokens are played through that application, through `banyan route` in front of the same servers, and through two
+of Ray Serve's own routers, in alternating order, each time from empty caches; then some prompts one at a time, whose
+tokens must be those that a server gives that is asked directly. Writes build/ray-serve/report.json.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ CLUSTER = (
     ("RAY_OVERRIDE_RESOURCES", '{"CPU":16}'),
     # What others have of the machine's memory is no reason to end a replica.
     ("RAY_memory_monitor_refresh_ms", "0"),
+    # Ray lets everything else on the machine go first.
+    ("RAY_worker_niceness", "0"),
 )
 """One of its own, which tells nobody."""
 
