@@ -245,6 +245,18 @@ def _trained() -> tuple[Mode, ...]:
     )
 
 
+IN_ACTORS = Mode(
+    name="Ray actors of a rank of two shards, through the host arena",
+    flags=("--tp", "2", "--use-ray", "--banyan-host-gb", "0.25"),
+    verdict="served",
+    num_ranks=1,
+    alone=("--tp", "2"),
+    env=TWO_GPUS_TOLD,
+    pool_tokens=700,
+    source="host",
+)
+
+
 def _served() -> tuple[Mode, ...]:
     def row(name: str, *flags: str, **other: object) -> Mode:
         return Mode(name=name, flags=flags, verdict="served", **other)  # type: ignore[arg-type]
@@ -309,15 +321,7 @@ def _served() -> tuple[Mode, ...]:
         replicas("structured output", answer="tokens of a grammar"),
         replicas("pages leave by how often they were used", "--radix-eviction-policy", "lfu"),
         replicas("several tokenizer workers", "--tokenizer-worker-num", "2"),
-        row(
-            "Ray actors of a rank of two shards, through the host arena",
-            *("--tp", "2", "--use-ray", "--banyan-host-gb", "0.25"),
-            num_ranks=1,
-            alone=("--tp", "2"),
-            env=TWO_GPUS_TOLD,
-            pool_tokens=700,
-            source="host",
-        ),
+        IN_ACTORS,
         replicas("gRPC beside HTTP", "--grpc-port", PORT),
         replicas("gRPC in place of HTTP", *GRPC, answer="tokens by gRPC", env=NO_WARM_UP),
     )
