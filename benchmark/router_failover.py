@@ -20,7 +20,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,6 +94,7 @@ class Load:
     concurrency: int
     seed: int
     ended: list[Ended] = field(default_factory=list)
+    draw: Callable[[random.Random, int], list[int]] = random_ids
 
     async def play(self) -> None:
         start_s = time.perf_counter()
@@ -123,7 +124,7 @@ class Load:
             if tokens is None:
                 return
             rng = random.Random(f"{self.seed}-{one}-{turn}")
-            tokens += random_ids(rng, self.turn_tokens)
+            tokens += self.draw(rng, self.turn_tokens)
             sent_s = time.perf_counter()
             answer = await client.answer((), tokens, self.output_len)
             kind = self._kind(answer.error, len(answer.output_ids))

@@ -69,11 +69,11 @@ if ! is_done packages "$packages"; then
     mark packages "$packages"
 fi
 
-others=$(digest requirements/store.txt requirements/alternatives.txt requirements/clients.txt)
+beside_sglang=(requirements/store.txt requirements/alternatives.txt requirements/clients.txt requirements/ray.txt)
+others=$(digest "${beside_sglang[@]}")
 if ! is_done others "$others"; then
-    timed "installing other stores, SGLang's router and clients, to compare and test with" \
-        .venv/bin/uv pip install -q --no-deps -r requirements/store.txt -r requirements/alternatives.txt \
-        -r requirements/clients.txt
+    timed "installing other stores, SGLang's router, clients and Ray, to compare and test with" \
+        .venv/bin/uv pip install -q --no-deps "${beside_sglang[@]/#/-r}"
     mark others "$others"
 fi
 
@@ -110,7 +110,7 @@ fi
 
 # Installers leave bytecode to the first import, and where PYTHONDONTWRITEBYTECODE is set no import writes any: each of a
 # server's five processes would then compile thousands of files. A few files are of other versions of Python, and fail.
-compiled=$(digest requirements/cpu.lock requirements/store.txt requirements/alternatives.txt requirements/clients.txt)
+compiled=$(digest requirements/cpu.lock "${beside_sglang[@]}")
 compile_packages() { .venv/bin/python -m compileall -q -j 0 -x '/tests?/' .venv/lib/python3.11/site-packages >/dev/null || true; }
 if ! is_done compiled "$compiled"; then
     timed "compiling the packages to bytecode" compile_packages

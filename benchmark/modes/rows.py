@@ -60,6 +60,12 @@ PORT = "{port}"
 ADAPTER, MODEL, DRAFT, DRAFT_OF_LAYERS = "{adapter}", "{model}", "{draft}", "{draft-of-layers}"
 LORA = ("--enable-lora", "--lora-paths", f"tiny={ADAPTER}", "--lora-backend", "torch_native")
 GPU = "a GPU"
+TWO_GPUS_TOLD = (
+    ("RAY_ADDRESS", "local"),
+    ("RAY_USAGE_STATS_ENABLED", "0"),
+    ("RAY_OVERRIDE_RESOURCES", '{"GPU":2}'),
+)
+"""Ray gives each rank a GPU, and believes that there are some."""
 GRPC = ("--smg-grpc-mode", "--skip-server-warmup", "--load-balance-method", "round_robin", "--enable-metrics")
 NO_WARM_UP = (("SMG_SGLANG_SERVICER_WARMUP", "off"),)
 """They would ask with ids that a tiny model does not have, and for a hundred prompts."""
@@ -239,6 +245,18 @@ def _trained() -> tuple[Mode, ...]:
     )
 
 
+IN_ACTORS = Mode(
+    name="Ray actors of a rank of two shards, through the host arena",
+    flags=("--tp", "2", "--use-ray", "--banyan-host-gb", "0.25"),
+    verdict="served",
+    num_ranks=1,
+    alone=("--tp", "2"),
+    env=TWO_GPUS_TOLD,
+    pool_tokens=700,
+    source="host",
+)
+
+
 def _served() -> tuple[Mode, ...]:
     def row(name: str, *flags: str, **other: object) -> Mode:
         return Mode(name=name, flags=flags, verdict="served", **other)  # type: ignore[arg-type]
@@ -303,6 +321,7 @@ def _served() -> tuple[Mode, ...]:
         replicas("structured output", answer="tokens of a grammar"),
         replicas("pages leave by how often they were used", "--radix-eviction-policy", "lfu"),
         replicas("several tokenizer workers", "--tokenizer-worker-num", "2"),
+        IN_ACTORS,
         replicas("gRPC beside HTTP", "--grpc-port", PORT),
         replicas("gRPC in place of HTTP", *GRPC, answer="tokens by gRPC", env=NO_WARM_UP),
     )
@@ -329,6 +348,7 @@ def _refused() -> tuple[Mode, ...]:
             *(*two, "--tokenizer-worker-num", "2"),
             env=(("SGLANG_HTTP_SERVER_APP_PATH", "other:app"),),
         ),
+        row("Ray actors of several ranks", *two, "--use-ray", env=TWO_GPUS_TOLD),
         row("Rust server", *two, env=(("SGLANG_RUST_SERVER", "1"),)),
         row("gRPC by the Rust servicer", *two, *GRPC, "--servicer-impl", "rust"),
         row("no radix cache", *two, "--disable-radix-cache"),
@@ -399,7 +419,6 @@ def _needing() -> tuple[Mode, ...]:
         row("encoders on machines of their own", "a second server", "--language-only"),
         row("memory given back by a GPU", GPU, SAVER, "--banyan-host-gb", "1"),
         row("weight updates by RDMA", "an RDMA device"),
-        row("Ray actors", "the package ray", "--use-ray"),
     )
 
 

@@ -596,10 +596,19 @@ def most_cpu_isa() -> str | None:
     return os.environ.get("ONEDNN_MAX_CPU_ISA")
 
 
+_inherited: dict[str, str] = {}
+
+
 def inherit(variables: Mapping[str, str]) -> None:
     """Give these to the processes that this one starts, unless the user has set them."""
+    _inherited.update(variables)
     for name, value in variables.items():
         os.environ.setdefault(name, value)
+
+
+def inherited() -> Mapping[str, str]:
+    """What ``inherit`` was given, for processes of the server that somebody else starts."""
+    return dict(_inherited)
 
 
 def tell_switched_off(names: Iterable[str]) -> None:

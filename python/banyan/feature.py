@@ -98,6 +98,7 @@ class Parts:
         flags: those fields of ``Config`` that are of it alone.
         refusals: one line for each reason why a server that was asked for like this cannot have it.
         launched: what it sets in SGLang's arguments before the start, in the main process.
+        carried: what it leaves there for the other processes, by a name of its own.
         stores: schemes of ``--banyan-store``.
         rank: called with ``sglang_plugin.rank.points.Points`` in each rank before it is put together.
     """
@@ -106,5 +107,6 @@ class Parts:
     flags: tuple[str, ...] = ()
     refusals: Callable[[Asked], list[str]] = lambda asked: []
     launched: Callable[[Asked], None] = lambda asked: None
+    carried: Callable[[Asked], Mapping[str, Any]] = lambda asked: {}
     stores: Mapping[str, StoreScheme] = field(default_factory=dict)
     rank: str = ""

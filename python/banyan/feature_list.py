@@ -92,6 +92,7 @@ FEATURES: tuple[Feature, ...] = (
         lambda asked: "--banyan-listen" if asked.config.listen else "--banyan-peers" if asked.config.peers else "",
         has_folder=True,
     ),
+    _needed("ray_actors", lambda asked: "--use-ray" if getattr(asked.args, "use_ray", False) else "", has_folder=True),
     _needed(
         "stores",
         lambda asked: "" if (scheme := _scheme(asked.config)) in FILE_SCHEMES else f"--banyan-store {scheme}://",

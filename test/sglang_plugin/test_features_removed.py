@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test import imported
@@ -25,6 +26,7 @@ COMMANDS = ("banyan.cli.", "banyan.router")
 NEEDING = {
     "nodes": Asked(config=Config(listen="127.0.0.1:7400", secret_file="secret")),
     "pairs": Asked(config=Config(), disaggregation_mode="prefill"),
+    "ray_actors": Asked(config=Config(), args=SimpleNamespace(use_ray=True)),
     "stores": Asked(config=Config(store=("nixl+posix:///store",))),
     "told": Asked(config=Config(told_share=0.2)),
     "tenant_share": Asked(config=Config(tenant_share=0.5, tenant_secret_file="secret")),

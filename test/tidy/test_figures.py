@@ -117,6 +117,17 @@ def with_a_store_where_pools_fit(page: Path, line: str) -> list[Figure]:
     return [Figure(page, line, "alternatives_fit", part.format(other), middle) for other in ("router", "hicache")]
 
 
+def of_ray_serve(side: str) -> Figure:
+    """The line of one way to the servers: what was found, against `banyan route`, and whose tokens came out."""
+
+    def said(rows: Sequence[Mapping[str, Any]]) -> str:
+        (row,) = (row for row in rows if row["side"] == side)
+        share, outputs = row["cached_share"], equal(row["outputs"])
+        return f"| {100 * share['median']:.1f} % | {row['to_banyan_route']:.2f} | {outputs} |"
+
+    return Figure(DOCS / "ray.md", f"| {side} |", "ray_serve", "rows", said)
+
+
 NO_ARENA = "rows/system=banyan no arena"
 
 SERVING = DOCS / "benchmarks" / "serving.md"
@@ -238,6 +249,10 @@ FIGURES = [
         )
     ),
     Figure(README, "With nothing to share", "overhead", "by_ranks", rows_that_miss),
+    *map(
+        of_ray_serve,
+        ("banyan route", "Banyan's router in Ray Serve", "Ray Serve, prefix-aware", "Ray Serve, power of two choices"),
+    ),
 ]
 
 

@@ -20,13 +20,13 @@ MAX_WORDS = 90
 
 ORDINARY = set(
     """
-    abort above action active adder address admission affinity agent alert all allocator allowance announcement
-    answer app arrival asked asking assemble attempt auto backend bad banyan batch below best block body bound
-    bounded branch break budget busy cache cacheable call caller capability capacity carrier channel chat checkpoint
-    choice choose cleared cli clock collector combination coming compressed condition config connection control
-    controller conversation copies core correction cost counter cpu cuda decision declined decoding demand described
-    description device doctor drive driver dropped dry dsa dualpath else elsewhere ending endpoint engine entry
-    error estimate estimated event everywhere evicting executor explain exported fact failed fault figure file
+    abort above action active actor adder address admission affinity agent alert all allocator allowance
+    announcement answer app arrival asked asking assemble attempt auto backend bad banyan batch below best block
+    body bound bounded branch break budget busy cache cacheable call caller capability capacity carrier channel chat
+    checkpoint choice choose cleared cli clock collector combination coming compressed condition config connection
+    control controller conversation copies core correction cost counter cpu cuda decision declined decoding demand
+    described description device doctor drive driver dropped dry dsa dualpath else elsewhere ending endpoint engine
+    entry error estimate estimated event everywhere evicting executor explain exported fact failed fault figure file
     filled finding flag fleet folder followed foreign form forward forwarder found full gauge geometry given gpu
     grammar group grown growth hash health hicache history holding hook host http hybrid identity ids image index
     init io iovec ipc json kept kernel kind knob known kv landed large latest launch launched launcher layer
@@ -34,11 +34,11 @@ ORDINARY = set(
     lost machine main maker map mapped match memory metric mha mla mode model mooncake mount move native no node
     observe offload openai opened opening option order outcome own pace pacing page paired part path pause peer
     persistence pin placement placer planner planning port prefill prefix prefixes presence pricing probe processor
-    program prompt publication python quarantining query question queue rate read readable reading reason receiver
-    recent refused regex remote removed rendezvous report reporting request rerun resolved response return robin
-    role room round route routing row run runtime said sample scheme screened sealing seeded seen sender sent server
-    session setting setup severity sglang shape shared sharing site size sizing space speculation spent start stat
-    state step sticky still stop stopwatch stored stranger stream subscription summary table taken task tcp
+    program prompt publication python quarantining query question queue rate ray read readable reading reason
+    receiver recent refused regex remote removed rendezvous report reporting request rerun resolved response return
+    robin role room round route routing row run runtime said sample scheme screened sealing seeded seen sender sent
+    server session setting setup severity sglang shape shared sharing site size sizing space speculation spent start
+    stat state step sticky still stop stopwatch stored stranger stream subscription summary table taken task tcp
     telemetry text thread tie tile time timeline timer token too top trace traced trans transfer transport tried
     unanswered unified unreached until upstream usage value verdict view wait waited waiting walk wanted watch
     watchdog watched wearing web webpage whole why wire worker worth writable write wrong

@@ -124,9 +124,18 @@ def is_on_gpu() -> bool:
     return bool(get_device().device == "cuda")
 
 
+_is_rank = False
+
+
+def become_rank() -> None:
+    """This process, which somebody else started, is a rank of SGLang's. Called before hooks are registered."""
+    global _is_rank
+    _is_rank = True
+
+
 def is_main_process() -> bool:
-    """Whether this is the process that the user started, as opposed to one that SGLang spawned."""
-    return multiprocessing.parent_process() is None
+    """Whether this is the process that the user started, as opposed to one that SGLang spawned, or had started."""
+    return multiprocessing.parent_process() is None and not _is_rank
 
 
 _is_front = False

@@ -320,7 +320,8 @@ def test_start_when_a_patch_of_another_feature_has_changed_then_that_is_off_with
     lines = [line for line in capsys.readouterr().err.splitlines() if f"banyan: {off} is off" in line]
     assert len(lines) == 1 and f"install sglang=={SGLANG_VERSION}" in lines[0]
     # What this server has no use for is no warning.
-    is_unused = name in ("windows", "states", "index_keys", "images", "drafts", "adapters", "pairs", "tenant_share")
+    unused = ("windows", "states", "index_keys", "images", "drafts", "adapters", "pairs", "tenant_share", "ray_actors")
+    is_unused = name in unused
     assert told.log.call_args.args[0] == (logging.INFO if is_unused else logging.WARNING)
     assert carried["config"]["policy"] == ("sglang" if name == "placement" else "lmetric")
     assert args.attention_backend == "banyan_cpu"
@@ -330,6 +331,7 @@ def test_start_when_a_patch_of_another_feature_has_changed_then_that_is_off_with
     ("name", "asked"),
     [
         ("drafts", ["--speculative-algorithm", "NGRAM"]),
+        ("ray_actors", ["--dp", "1", "--use-ray"]),
         ("adapters", ["--enable-lora", "--lora-paths", "a=b"]),
         ("pairs", [*PAIRED, "decode"]),
         ("planner", ["--tp-size", "2", "--enable-dp-attention"]),

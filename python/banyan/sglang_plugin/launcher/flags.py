@@ -233,14 +233,16 @@ def layout_of(args: Any) -> Layout:
 
 def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
     """Set what the user left open; the bookkeeping that every process reads."""
-    for name, parts in features.installed().items():
-        if runtime.is_on(name):
-            parts.launched(asked_of(args, wanted, layout))
+    here = [parts for name, parts in features.installed().items() if runtime.is_on(name)]
+    for parts in here:
+        parts.launched(asked_of(args, wanted, layout))
     carried: dict[str, Any] = {
         "config": wanted.as_dict(),
         "ear": last_words.listen(),
         "tenants": tenant_salts.name_of(wanted.tenant_secret_file),
     }
+    for parts in here:
+        carried |= parts.carried(asked_of(args, wanted, layout))
     if wanted.shares:
         args.enable_unified_cache_external_linker = True
         args.unified_cache_external_linker_backend = "dynamic"

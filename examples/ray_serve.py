@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang servers as deployments of Ray Serve, and Banyan's router as what clients reach (docs/ray.md).
+
+    serve run examples.ray_serve:app servers=2 gpus=2 arguments="--model-path M --dp 2"
+
+Ray places the servers, watches them and starts them again. Each shares pages between its ranks. The router is that of
+`banyan route`: it hears from each server which pages it has and how busy it is, and passes SGLang's paths on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+
+import ray
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from banyan.router.app import build
+from banyan.router.settings import Settings
+
+START_S = 1800.0
+POLL_S = 0.5
+STOP_S = 60.0
+ASKED_S = 3.0
+LIBC, PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
+NODE = "node"
+NUM_PORTS = 300
+"""Of each server."""
+
+MAX_REQUESTS = 4096
+"""At a time. The router has a queue of its own, and refuses what is too much for it."""
+
+
+@serve.deployment(num_replicas=1, max_ongoing_requests=MAX_REQUESTS, graceful_shutdown_timeout_s=STOP_S)
+class Server:
+    """One SGLang server with Banyan, for as long as its replica lives. The GPUs that Ray gives the replica are its."""
+
+    def __init__(self, arguments: Sequence[str], host: str, port: int) -> None:
+        host = ray.util.get_node_ip_address() if host == NODE else host
+        self._url = f"http://{host}:{port}"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "sglang.launch_server", *arguments, *_flags(host, port)],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=_end_with_replica,
+        )
+        deadline_s = time.monotonic() + START_S
+        while not _answers(f"{self._url}/health"):
+            if self._process.poll() is not None or time.monotonic() > deadline_s:
+                self._stop()
+                raise RuntimeError(f"the server ended with {self._process.returncode}: see the log of this replica")
+            time.sleep(POLL_S)
+
+    def url(self) -> str:
+        return self._url
+
+    def check_health(self) -> None:
+        """Asked by Ray; a replica that raises is replaced."""
+        if self._process.poll() is not None:
+            raise RuntimeError(f"the server has ended with {self._process.returncode}")
+
+    def __del__(self) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+@serve.deployment(num_replicas=1, max_ongoing_requests=MAX_REQUESTS)
+@serve.ingress()
+class Front:
+    """What clients reach: `banyan route` in a replica."""
+
+    def __init__(self, servers: Sequence[DeploymentHandle], policy: str) -> None:
+        self._servers = list(servers)
+        self._policy = policy
+        self._urls: list[str] = []
+
+    async def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Asked by Ray, once, when the replica has been made."""
+        self._urls = [await server.url.remote() for server in self._servers]
+        app, _ = build(Settings(servers=tuple(self._urls), policy=self._policy))
+
+        async def from_anywhere(scope: Scope, receive: Receive, send: Send) -> None:
+            # Ray's proxies are on every node, and may have others before them: who asks there is not of this machine,
+            # and may not change servers.
+            await app({**scope, "client": None}, receive, send)
+
+        return from_anywhere
+
+    async def check_health(self) -> None:
+        """A server that Ray has started again on another node has another address: this replica is replaced, too."""
+        for server, known in zip(self._servers, self._urls, strict=False):
+            try:
+                url = await asyncio.wait_for(server.url.remote(), ASKED_S)
+            except (TimeoutError, RayError, RayServeException):
+                # It is being started again. The others answer meanwhile.
+                continue
+            if url != known:
+                raise RuntimeError(f"{known} is now {url}")
+
+
+def app(args: dict[str, str]) -> serve.Application:
+    """``servers``: how many. ``arguments``: of each, for SGLang. ``gpus``: of each. ``host``: where they listen, "node"
+    for the address of the node in Ray's cluster. ``port``: of the first. ``policy``: as `banyan route --policy`."""
+    arguments = shlex.split(args["arguments"])
+    host, port = args.get("host", "127.0.0.1"), int(args.get("port", "30000"))
+    kind = Server.options(ray_actor_options={"num_gpus": int(args.get("gpus", "1"))})
+    servers = [
+        kind.options(name=f"server-{number}").bind(arguments, host, port + NUM_PORTS * number)
+        for number in range(int(args.get("servers", "2")))
+    ]
+    return Front.bind(servers, args.get("policy", "lmetric"))
+
+
+def _flags(host: str, port: int) -> list[str]:
+    """Of SGLang: the router hears of pages and loads at ports above those that SGLang has itself, one for each rank."""
+    events, replay, loads = (port + above for above in (240, 260, 280))
+    told = {"publisher": "zmq", "bind": True}
+    told |= {"endpoint": f"tcp://{host}:{events}", "replay_endpoint": f"tcp://{host}:{replay}"}
+    return [
+        *("--host", host, "--port", str(port), "--enable-banyan", "--kv-events-config", json.dumps(told)),
+        # SGLang takes no other address.
+        *("--load-publish-endpoint", f"tcp://*:{loads}"),
+    ]
+
+
+def _end_with_replica() -> None:
+    """Ray may end a replica without a word."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
