@@ -22,7 +22,7 @@ from tables import knob_table, path_table
 
 from banyan import config, patches
 from banyan.router import settings
-from benchmark import carriers_page, pd_page, ranks_page, remote_page
+from benchmark import carriers_page, pd_page, ranks_page, rates_page, remote_page
 from benchmark.alternatives import documented
 from benchmark.overhead import kept as overhead
 
@@ -49,6 +49,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "nixl kills figures": remote_page.nixl_kills_table,
     "carriers figures": carriers_page.table,
     "ranks figures": ranks_page.table,
+    "rates figures": rates_page.table,
     "alternatives figures": documented.tables,
     "overhead figures": overhead.table,
 }

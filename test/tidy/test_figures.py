@@ -43,6 +43,10 @@ def ms(value: float) -> str:
     return f"{value / 1000:.2f}"
 
 
+def hundredths(value: float) -> str:
+    return f"{value:.2f}"
+
+
 def tenths(value: float) -> str:
     return f"{value:.1f}"
 
@@ -198,6 +202,10 @@ FIGURES = [
     ),
     Figure(PAGE, "prompts that nobody has seen |", "first_run", "rows/prompt_tokens=570/ttft_ratios/on", by_three),
     Figure(PAGE, "eight ranks, sixteen requests", "ranks", "rows/dp=8,requests_per_rank=16/ttft_ratios/2", ranged),
+    *(
+        Figure(PAGE, "asked for at random times", "rates", f"verdicts/systems/{system}/within/{rate}/5", hundredths)
+        for system, rate in (("banyan", "1"), ("banyan", "1.5"), ("router", "1"), ("router", "1.5"), ("stock", "1"))
+    ),
     Figure(PAGE, "a prefix of 2,000 tokens that another node", "remote", "remote_ttft_ratio", ranged),
     Figure(PAGE, "a node that lends", "remote_source", "source_tpot_ratio_one_core", ranged),
     Figure(PAGE, "a node that lends", "remote_source", "source_tpot_ratio_computing_one_core", ranged),
