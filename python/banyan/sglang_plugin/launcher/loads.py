@@ -39,7 +39,7 @@ async def around_get_loads(
         return loads
     carried = runtime.bookkeeping(manager.server_args)
     assert carried is not None
-    rank_table, layout = _rank_table(carried["rank_table"]), Layout.from_dict(carried["layout"])
+    rank_table, layout = open_rank_table(carried["rank_table"]), Layout.from_dict(carried["layout"])
     waits, rates = read_queue_tokens(rank_table, layout), read_tokens_per_s(rank_table, layout)
     return [
         Load(**{**msgspec.structs.asdict(load), **_reading(waits[load.dp_rank], rates[load.dp_rank])})
@@ -54,5 +54,5 @@ def _reading(num_tokens: int, tokens_per_s: int) -> dict[str, int]:
 
 
 @cache
-def _rank_table(path: str) -> _native.RankTable:
+def open_rank_table(path: str) -> _native.RankTable:
     return _native.RankTable.open(path)
