@@ -6,9 +6,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 inside=()
 if [ "$(id -u)" = 0 ] && unshare --net --mount true 2>/dev/null; then
-    # Bridges, mounts and networks of pods go with it.
-    inside=(unshare --net --mount --propagation private)
+    # Networks, mounts and processes of pods go with it.
+    inside=(unshare --net --pid --fork --kill-child --mount --mount-proc --propagation private)
 fi
 [ -e build/models/tiny/llama ] || PYTHONPATH=.:python .venv/bin/python -c 'from benchmark.modes.models import LLAMA, ensure; ensure(LLAMA)'
 exec "${inside[@]}" env PYTHONPATH=.:python:lab:cpu_engine .venv/bin/python -m pytest -p no:cacheprovider -rs -v \
-    --timeout=3000 test/deploy "$@"
+    --timeout=3000 "${@:-test/deploy}"

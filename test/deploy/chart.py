@@ -40,7 +40,15 @@ def rendered(values: str, *files: Path, release: str = "banyan") -> str:
     """
     helm = shutil.which("helm")
     assert helm, "no helm: `go install helm.sh/helm/v3/cmd/helm@v3.21.0`"
-    words = [helm, "template", release, str(CHART), *(word for path in files for word in ("--values", str(path)))]
+    words = [
+        helm,
+        "template",
+        release,
+        str(CHART),
+        "--kube-version",
+        "1.31",
+        *(word for path in files for word in ("--values", str(path))),
+    ]
     done = subprocess.run([*words, *(("--set", values) if values else ())], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr.strip())

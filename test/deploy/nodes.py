@@ -23,6 +23,7 @@ from test.deploy import container, probes
 BRIDGE, BRIDGE_ADDRESS = "banyan-check", "10.88.0.1"
 SECCOMP = Path("/usr/share/containers/seccomp.json")
 CGROUP = "/banyan-check"
+BACK_OFF_S = 10.0
 
 
 def runtime() -> str | None:
@@ -181,6 +182,8 @@ class Pod:
                 self.tell(f"restarted: {why}; its end took {took_s:.1f} s")
                 run("umount", self._root)
                 self.num_restarts += 1
+                # As a kubelet does after a first time.
+                time.sleep(BACK_OFF_S)
                 self._start()
 
     def _stop(self, grace_s: float) -> float:
