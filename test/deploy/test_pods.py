@@ -26,6 +26,7 @@ IMAGE = ROOT / "build" / "deploy" / "image.json"
 MODEL = ROOT / "build" / "models" / "tiny" / "llama"
 START_S = 1200.0
 ARENA_BYTES = 512 << 20
+LONG_TOKENS = 1500
 PROMPTS = traffic.prompts(1)
 MOVE = plan_hints(Action.MOVE)
 """What is found is moved, whatever a planner has learnt of a tiny model."""
@@ -156,27 +157,19 @@ def test_ranks_when_they_are_processes_of_one_container_then_one_finds_what_anot
         assert again["output_ids"] == first["output_ids"]
 
 
-def test_server_when_it_is_told_to_end_then_it_answers_what_it_has_begun_within_its_grace(deployment):
-    server = deployment.servers[1]
-    with ThreadPoolExecutor(1) as pool:
-        long = pool.submit(traffic.generate, server.url, PROMPTS[0], num_tokens=1500)
-        time.sleep(2.0)
-        assert not long.done()
-        took_s = server.end()
-    assert len(long.result()["output_ids"]) == 1500
-    assert took_s < server.spec["terminationGracePeriodSeconds"] and "killed" not in str(server.said)
-    deployment.servers[1] = deployment.start_server(1)
-    deployment.wait_until_ready()
-
-
 def test_upgrade_when_requests_go_on_then_none_fails_and_the_caches_are_found_again(deployment):
     url = deployment.router.url
     for _ in range(2):
         before = traffic.once(url, PROMPTS)
         assert not before.failures, before.failures
     assert before.cached_share >= 0.9, before
-    with traffic.Steady(url, PROMPTS) as steady:
+    # One that a server has begun when it is told to end.
+    with ThreadPoolExecutor(1) as pool, traffic.Steady(url, PROMPTS) as steady:
+        long = pool.submit(traffic.generate, deployment.servers[1].url, PROMPTS[0], num_tokens=LONG_TOKENS)
+        time.sleep(2.0)
+        assert not long.done()
         took = deployment.upgrade()
+    assert len(long.result()["output_ids"]) == LONG_TOKENS
     after = traffic.once(url, PROMPTS)
     report = {
         "num_during": steady.sent.num_answered,
@@ -192,12 +185,13 @@ def test_upgrade_when_requests_go_on_then_none_fails_and_the_caches_are_found_ag
     }
     (ROOT / "build" / "deploy" / "upgrade.json").write_text(json.dumps(report, indent=1))
     assert not report["failures"], report
-    assert after.cached_share >= 0.9 and max(took) < 120, report
+    assert after.cached_share >= 0.9, report
+    assert max(took) < deployment.servers[0].spec["terminationGracePeriodSeconds"], report
 
 
 def test_rank_when_it_stands_still_then_its_server_is_not_ready_and_is_started_again(deployment):
     server = deployment.servers[0]
-    ranks = [pid for pid in server.processes() if "scheduler" in Path(f"/proc/{pid}/comm").read_text()]
+    ranks = [pid for pid in server.processes() if "schedul" in Path(f"/proc/{pid}/comm").read_text()]
     assert len(ranks) == 2
     os.kill(ranks[1], signal.SIGSTOP)
     began_s = time.monotonic()
