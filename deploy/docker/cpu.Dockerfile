@@ -1,6 +1,7 @@
 # SGLang's CPU engine with Banyan, for a machine without a GPU. From the repository's root:
 #     docker build -f deploy/docker/cpu.Dockerfile -t banyan:cpu .
-#     docker run --rm -p 127.0.0.1:30000:30000 --shm-size 4g -v MODEL:/model:ro banyan:cpu --model-path /model --dp 2
+#     docker run --rm -p 127.0.0.1:30000:30000 --shm-size 4g -v MODEL:/model:ro \
+#         -e SGLANG_CPU_OMP_THREADS_BIND='0|1' banyan:cpu --model-path /model --dp 2
 FROM rust:1.90-slim-bookworm AS wheel
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-venv && rm -rf /var/lib/apt/lists/*

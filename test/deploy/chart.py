@@ -24,6 +24,7 @@ VALUES = {
     "a router of its own kind": "router.image=banyan:cpu,router.nodeSelector.kind=small,"
     "router.tolerations[0].operator=Exists",
     "a kept arena": "keptArena.hostPath=/dev/shm/banyan",
+    "variables": "env[0].name=SGLANG_CPU_OMP_THREADS_BIND,env[0].value=0-3|4-7",
     "models of a claim": "modelVolume.persistentVolumeClaim.claimName=models",
 }
 BASELINE = (

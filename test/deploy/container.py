@@ -27,7 +27,7 @@ NOT_IO_URING = {"io_uring_setup", "io_uring_enter", "io_uring_register"}
 """Runtimes have taken these out of their default profiles."""
 
 OF_A_CONTAINER = {
-    *("name", "image", "command", "args", "ports", "resources", "securityContext", "volumeMounts"),
+    *("name", "image", "command", "args", "env", "ports", "resources", "securityContext", "volumeMounts"),
     *("startupProbe", "readinessProbe", "livenessProbe"),
 }
 OF_A_SECURITY_CONTEXT = {
@@ -101,7 +101,12 @@ def runtime_config(container: Mapping[str, Any], image: Image, place: Place, sec
             "user": {"uid": user, "gid": user},
             "cwd": image.folder,
             "args": [*container.get("command", image.entrypoint), *container.get("args", ())],
-            "env": [*image.env, f"HOSTNAME={place.hostname}", f"HOME={'/root' if user == 0 else '/tmp'}"],
+            "env": [
+                *image.env,
+                *_variables(container),
+                f"HOSTNAME={place.hostname}",
+                f"HOME={'/root' if user == 0 else '/tmp'}",
+            ],
             "noNewPrivileges": security.get("allowPrivilegeEscalation") is False,
             "capabilities": _capabilities(security.get("capabilities", {})),
             "rlimits": [
@@ -139,6 +144,12 @@ def _check_known(said: Mapping[str, Any], known: Iterable[str], what: str) -> No
     unknown = sorted(set(said) - set(known))
     if unknown:
         raise ValueError(f"{what}: {', '.join(unknown)} not known here")
+
+
+def _variables(container: Mapping[str, Any]) -> list[str]:
+    for one in container.get("env", ()):
+        _check_known(one, {"name", "value"}, "env")
+    return [f"{one['name']}={one['value']}" for one in container.get("env", ())]
 
 
 def _capabilities(said: Mapping[str, Any]) -> dict[str, list[str]]:
