@@ -10,5 +10,6 @@ if [ "$(id -u)" = 0 ] && unshare --net --mount true 2>/dev/null; then
     inside=(unshare --net --pid --fork --kill-child --mount --mount-proc --propagation private)
 fi
 [ -e build/models/tiny/llama ] || PYTHONPATH=.:python .venv/bin/python -c 'from benchmark.modes.models import LLAMA, ensure; ensure(LLAMA)'
+[ ${#inside[@]} -eq 0 ] || inside+=(sh -c 'ip link set lo up; exec "$@"' inside)
 exec "${inside[@]}" env PYTHONPATH=.:python:lab:cpu_engine .venv/bin/python -m pytest -p no:cacheprovider -rs -v \
     --timeout=3000 "${@:-test/deploy}"

@@ -68,6 +68,7 @@ def cluster(folder: Path) -> Iterator[Kubectl]:
         start(
             "kube-apiserver",
             *(f"--etcd-servers=http://127.0.0.1:{client}", f"--secure-port={port}", "--bind-address=127.0.0.1"),
+            *("--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none"),
             *(f"--cert-dir={folder / 'certificates'}", f"--token-auth-file={folder / 'tokens'}"),
             *("--authorization-mode=RBAC", "--service-cluster-ip-range=10.0.0.0/24", "--watch-cache=false"),
             *("--service-account-issuer=https://banyan.test", f"--service-account-key-file={key}"),
@@ -89,9 +90,9 @@ def cluster(folder: Path) -> Iterator[Kubectl]:
         yield kubectl
     finally:
         for process in reversed(running):
-            process.terminate()
-        for process in running:
-            process.wait(30)
+            # Nothing is to be kept, and etcd ends last.
+            process.kill()
+            process.wait()
 
 
 def _kubeconfig(port: int) -> dict[str, object]:

@@ -19,15 +19,13 @@ LEVELS = ("restricted", "baseline", "privileged")
 def kubectl(tmp_path_factory):
     with api_server.cluster(tmp_path_factory.mktemp("kubernetes")) as kubectl:
         for level in LEVELS:
-            text = f"{{apiVersion: v1, kind: Namespace, metadata: {{name: {level}, labels: {{{ENFORCE}: {level}}}}}}}"
-            kubectl.well("apply", "-f", "-", text=text)
-            # The account that the controllers would make. Pods of a namespace without one are refused.
-            account = f"{{apiVersion: v1, kind: ServiceAccount, metadata: {{name: default, namespace: {level}}}}}"
-            kubectl.well("apply", "-f", "-", text=account)
+            kubectl.well("create", "namespace", level)
+            kubectl.well("label", "namespace", level, f"pod-security.kubernetes.io/enforce={level}")
+            # The controllers make it, where they are. Pods of a namespace without one are refused.
+            kubectl("create", "serviceaccount", "default", "-n", level)
         yield kubectl
 
 
-ENFORCE = "pod-security.kubernetes.io/enforce"
 STRICT = ("apply", "--server-side", "--force-conflicts", "--validate=strict", "-n", "privileged", "-f", "-")
 
 
