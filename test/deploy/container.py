@@ -105,7 +105,6 @@ def runtime_config(container: Mapping[str, Any], image: Image, place: Place, sec
                 *image.env,
                 *_variables(container),
                 f"HOSTNAME={place.hostname}",
-                f"HOME={'/root' if user == 0 else '/tmp'}",
             ],
             "noNewPrivileges": security.get("allowPrivilegeEscalation") is False,
             "capabilities": _capabilities(security.get("capabilities", {})),
