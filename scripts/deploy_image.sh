@@ -19,7 +19,7 @@ bases=(rust:1.90-slim-bookworm python:3.11-slim-bookworm)
 
 if ! in_store inspect --type image "docker.io/library/${bases[1]}" >/dev/null 2>&1; then
     # What those images have and Debian's smallest tree has not.
-    packages=ca-certificates,passwd,gcc,libc6-dev,python3,python3-pip,python3-venv,python-is-python3
+    packages=ca-certificates,passwd,gcc,libc6-dev,python3,libpython3-dev,python3-pip,python3-venv,python-is-python3
     mmdebstrap --quiet --variant=apt --include=$packages \
         --customize-hook='rm -f "$1"/usr/lib/python3*/EXTERNALLY-MANAGED' bookworm "$out/base.tar"
     container=$(in_store from scratch)

@@ -24,11 +24,14 @@ class Watched:
     """
 
     probes: Mapping[str, Mapping[str, Any]]
-    is_started: bool = False
+    is_started: bool = field(init=False)
     is_ready: bool = False
     must_restart: str = ""
     _in_a_row: dict[str, int] = field(default_factory=dict)
     """By probe, how many have passed in a row, or have failed (negative)."""
+
+    def __post_init__(self) -> None:
+        self.is_started = STARTUP not in self.probes
 
     def is_due(self, name: str) -> bool:
         if self.must_restart or name not in self.probes:

@@ -26,6 +26,10 @@ def test_container_when_it_starts_then_only_startup_is_asked_and_afterwards_the_
     assert [name for name in PROBES if watched.is_due(name)] == [READINESS, LIVENESS] and not watched.is_ready
 
 
+def test_container_when_it_has_no_startup_probe_then_the_others_are_asked_at_once():
+    assert Watched({READINESS: {}}).is_due(READINESS)
+
+
 def test_container_when_it_does_not_start_in_time_then_it_is_restarted():
     assert not seen((STARTUP, False), (STARTUP, False)).must_restart
     watched = seen(*[(STARTUP, False)] * 3)
