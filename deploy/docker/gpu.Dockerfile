@@ -4,7 +4,6 @@
 ARG SGLANG_IMAGE=lmsysorg/sglang:v0.5.23
 
 FROM rust:1.90-slim-bookworm AS wheel
-SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-venv && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /venv && /venv/bin/pip install --no-cache-dir "maturin>=1.9,<2" ziglang==0.17.1

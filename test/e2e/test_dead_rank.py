@@ -5,6 +5,7 @@ an answer. One that stands still is named."""
 import os
 import signal
 import time
+import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -31,7 +32,9 @@ def test_server_when_a_ranks_process_is_killed_then_it_ends_soon_and_says_which(
         assert f"scheduler 2 of 2 (pid={pid}) crashed" in server.log_path.read_text()
 
 
-def test_server_when_a_rank_stands_still_then_the_log_and_the_other_ranks_metrics_say_so_and_it_serves(alone, tmp_path):
+def test_server_when_a_rank_stands_still_then_log_probes_and_the_other_ranks_metrics_say_so_and_it_serves(
+    alone, tmp_path
+):
     with serve(tmp_path, "on", "--enable-metrics") as server:
         wait_ready([server])
         client = Client(server)
@@ -45,12 +48,23 @@ def test_server_when_a_rank_stands_still_then_the_log_and_the_other_ranks_metric
                     lambda: "rank 1 has requests and has not reported" in server.log_path.read_text(),
                     timeout_s=3 * PATIENCE_S,
                 )
+                assert (health(client, "/health"), health(client, "/health_ranks")) == (200, 503)
                 # A rank shows its figures when it has computed.
                 until(lambda: client.generate(prompt(60, 3)) and num_silent(client) == 1.0, timeout_s=3 * PATIENCE_S)
             finally:
                 os.kill(pid, signal.SIGCONT)
             assert len(stuck.result(PATIENCE_S)[0]) == 12
         until(lambda: "rank 1 reports again" in server.log_path.read_text(), timeout_s=3 * PATIENCE_S)
+        assert health(client, "/health_ranks") == 200
+
+
+def health(client, path):
+    """What a probe is told."""
+    try:
+        client.get(path)
+    except urllib.error.HTTPError as error:
+        return error.code
+    return 200
 
 
 def num_silent(client):

@@ -140,7 +140,8 @@ def test_probes_when_sglang_is_well_then_its_answer_is_waited_for():
     """It sleeps a second before it looks whether its engine has made a token; one second is Kubernetes' default."""
     _, container = pod(one("StatefulSet"))
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
-        assert container[name]["httpGet"]["path"] == "/health" and container[name]["timeoutSeconds"] >= 3, name
+        # A patch of the release that an image is made of: test_image_when_it_is_chosen above.
+        assert container[name]["httpGet"]["path"] == "/health_ranks" and container[name]["timeoutSeconds"] >= 3, name
 
 
 def test_routers_pod_when_its_router_is_only_busy_then_it_is_left_alone():

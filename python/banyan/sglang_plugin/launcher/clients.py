@@ -44,7 +44,8 @@ MOST_SAMPLES_IN_ALL = 1 << 16
 """Of all prompts of a request that wants several of each."""
 
 
-HEALTH_PATHS = ("/health", "/health_generate")
+HEALTH_RANKS_PATH = "/health_ranks"
+HEALTH_PATHS = ("/health", "/health_generate", HEALTH_RANKS_PATH)
 HEALTH_ID = "HEALTH_CHECK"
 """Begins the ids of SGLang's own checks of its health. A busy rank answers none, nor is one ever aborted."""
 
