@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmark.alternatives.figures import ATTENTION
 from benchmark.kept_table import command_of, kept_table
 from benchmark.provenance import place_and_time
 
 KEPT = Path(__file__).parents[1] / "docs" / "benchmarks" / "rates.json"
 """A ``report.json`` of ``python -m benchmark.rate_sweep``."""
 
-HEAD = "| system | requests a second | sent | within 1, 2, 5 idle hits | TTFT: mean, p50, p90 | cached | failed |"
+HEAD = "| system | attention | requests a second | sent | within 1, 2, 5 idle hits | TTFT: mean, p50, p90 | cached | failed |"
 
 
 def table() -> str:
@@ -35,6 +36,7 @@ def _row(name: str, rate: Mapping[str, Any], within: Mapping[str, float]) -> str
     ttft_s = rate["ttft_s"]
     cells = (
         name,
+        ATTENTION[name],
         f"{rate['per_s']:g}",
         rate["num_requests"],
         ", ".join(f"{share:.2f}" for share in within.values()),

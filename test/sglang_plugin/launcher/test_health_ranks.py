@@ -23,7 +23,9 @@ def rank_table(monkeypatch):
     monkeypatch.setattr(health_ranks, "get_server_args", lambda: None)
     monkeypatch.setattr(runtime, "is_sharing", lambda: True)
     monkeypatch.setattr(runtime, "bookkeeping", lambda args: {"rank_table": table.path})
-    return table
+    yield table
+    # Another table may come to lie at its path.
+    rank_table_at.cache_clear()
 
 
 @pytest.fixture

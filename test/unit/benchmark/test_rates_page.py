@@ -15,7 +15,7 @@ def run():
 
 
 def test_page_when_a_request_failed_then_it_counts_as_sent_and_as_late():
-    assert "| banyan | 0.5 | 4 | 0.25, 0.50, 0.50 | 0.80, 0.30, 1.66 s | 90.0% | 1 |" in page(run())
+    assert "| banyan | banyan_cpu | 0.5 | 4 | 0.25, 0.50, 0.50 | 0.80, 0.30, 1.66 s | 90.0% | 1 |" in page(run())
 
 
 def test_page_when_it_is_read_then_the_command_and_what_each_system_carried_stand_below():
