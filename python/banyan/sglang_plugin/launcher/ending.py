@@ -25,11 +25,11 @@ def before_setup_http(*args: Any, **named: Any) -> None:
 
 
 def add_to(app: Any) -> None:
-    if all(one.cls is not Doorkeeper for one in app.user_middleware):
-        app.add_middleware(Doorkeeper)
+    if all(one.cls is not EndRefusal for one in app.user_middleware):
+        app.add_middleware(EndRefusal)
 
 
-class Doorkeeper:
+class EndRefusal:
     """In front of SGLang's application."""
 
     def __init__(self, app: ASGIApp) -> None:
