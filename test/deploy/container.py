@@ -186,6 +186,12 @@ def _mounts(container: Mapping[str, Any], place: Place) -> list[dict[str, Any]]:
             "options": ["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"],
         },
         {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["nosuid", "noexec", "nodev", "ro"]},
+        {
+            "destination": "/sys/fs/cgroup",
+            "type": "cgroup",
+            "source": "cgroup",
+            "options": ["nosuid", "noexec", "nodev", "relatime", "ro"],
+        },
     ]
     for path, source in place.files.items():
         mounts.append(_bind(source, path, is_read_only=False))

@@ -18,9 +18,6 @@ from pathlib import Path
 import pytest
 from test.deploy import chart, container, nodes, traffic
 
-from banyan.planner import Action
-from benchmark.engine import plan_hints
-
 ROOT = Path(__file__).parents[2]
 IMAGE = ROOT / "build" / "deploy" / "image.json"
 MODEL = ROOT / "build" / "models" / "tiny" / "llama"
@@ -28,8 +25,6 @@ START_S = 1200.0
 ARENA_BYTES = 512 << 20
 LONG_TOKENS = 1500
 PROMPTS = traffic.prompts(1)
-MOVE = plan_hints(Action.MOVE)
-"""What is found is moved, whatever a planner has learnt of a tiny model."""
 
 
 def missing():
@@ -145,13 +140,13 @@ def test_pods_when_they_are_ready_then_their_processes_have_what_the_specificati
 
 def test_doctor_when_it_looks_at_a_server_s_container_then_it_finds_what_the_pod_gives(deployment):
     said = deployment.servers[0].execute("banyan", "doctor").stdout
-    assert "/dev/shm" in said
+    assert "ok   memory of another process: can be opened" in said and "/dev/shm: 25" in said, said
 
 
 def test_ranks_when_they_are_processes_of_one_container_then_one_finds_what_another_has_computed(deployment):
     for server, ids in zip(deployment.servers, traffic.prompts(2, 2), strict=True):
         first = traffic.generate(server.url, ids, routed_dp_rank=0)
-        again = traffic.generate(server.url, ids, routed_dp_rank=1, kv_hints=MOVE)
+        again = traffic.generate(server.url, ids, routed_dp_rank=1)
         assert first["meta_info"]["cached_tokens"] == 0
         assert again["meta_info"]["cached_tokens"] >= traffic.PROMPT_TOKENS - traffic.PAGE_TOKENS
         assert again["output_ids"] == first["output_ids"]
@@ -159,9 +154,12 @@ def test_ranks_when_they_are_processes_of_one_container_then_one_finds_what_anot
 
 def test_upgrade_when_requests_go_on_then_none_fails_and_the_caches_are_found_again(deployment):
     url = deployment.router.url
-    for _ in range(2):
+    # The router weighs a tiny model's prefills against queues: a prompt may come to both servers.
+    for _ in range(6):
         before = traffic.once(url, PROMPTS)
         assert not before.failures, before.failures
+        if before.cached_share >= 0.98:
+            break
     assert before.cached_share >= 0.9, before
     # One that a server has begun when it is told to end.
     with ThreadPoolExecutor(1) as pool, traffic.Steady(url, PROMPTS) as steady:

@@ -14,10 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from banyan.planner import Action
+from benchmark.engine import plan_hints
+
 NUM_PROMPTS = 24
 PROMPT_TOKENS = 640
 PAGE_TOKENS = 16
 TIMEOUT_S = 150.0
+MOVE = plan_hints(Action.MOVE)
+"""What is found is moved, whatever a planner has learnt of a tiny model."""
 
 
 def prompts(seed: int, num_prompts: int = NUM_PROMPTS) -> list[list[int]]:
@@ -31,7 +36,7 @@ def generate(url: str, ids: Sequence[int], *, num_tokens: int = 4, **more: Any) 
         OSError: when there is no good answer.
     """
     sampling = {"max_new_tokens": num_tokens, "temperature": 0, "ignore_eos": True}
-    body = json.dumps({"input_ids": list(ids), "sampling_params": sampling, **more}).encode()
+    body = json.dumps({"input_ids": list(ids), "sampling_params": sampling, "kv_hints": MOVE, **more}).encode()
     request = urllib.request.Request(f"{url}/generate", body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
         answer: dict[str, Any] = json.loads(response.read())

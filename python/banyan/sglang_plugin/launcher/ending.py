@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server that was told to end takes nothing new: 503 at once, and a router asks another server.
+
+SGLang looks only now and then whether all is answered, then ends its ranks and waits for its connections. What came
+between the two was sent to nobody, and kept the server from its end until it was killed.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from sglang.srt.entrypoints import http_server
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+HARMLESS_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+ABORT_PATH = "/abort_request"
+"""Of what runs; nobody waits for an answer of the ranks."""
+
+
+def before_setup_http(*args: Any, **named: Any) -> None:
+    """SGLang is about to serve."""
+    add_to(http_server.app)
+
+
+def add_to(app: Any) -> None:
+    if all(one.cls is not EndRefusal for one in app.user_middleware):
+        app.add_middleware(EndRefusal)
+
+
+class EndRefusal:
+    """In front of SGLang's application."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = _refusal() if _asks_ranks(scope) and _ends() else self._app
+        await answer(scope, receive, send)
+
+
+def _asks_ranks(scope: Scope) -> bool:
+    return scope["type"] == "http" and scope["method"] not in HARMLESS_METHODS and scope["path"] != ABORT_PATH
+
+
+def _ends() -> bool:
+    return bool(http_server.get_global_state().tokenizer_manager.gracefully_exit)
+
+
+def _refusal() -> ASGIApp:
+    line = "this server was told to end, and takes no new requests"
+    error = {"message": line, "type": "server_ends", "code": HTTPStatus.SERVICE_UNAVAILABLE.value}
+    return JSONResponse({"error": error}, HTTPStatus.SERVICE_UNAVAILABLE, {"retry-after": "1"})
