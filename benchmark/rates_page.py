@@ -15,7 +15,7 @@ from benchmark.provenance import place_and_time
 KEPT = Path(__file__).parents[1] / "docs" / "benchmarks" / "rates.json"
 """A ``report.json`` of ``python -m benchmark.rate_sweep``."""
 
-HEAD = "| system | attention | requests a second | sent | within 1, 2, 5 idle hits | TTFT: mean, p50, p90 | cached | failed |"
+HEAD = "| system | attention | requests/s | sent | within 1, 2, 5 idle hits | TTFT mean, p50, p90 | cached | failed |"
 
 
 def table() -> str:

@@ -48,7 +48,7 @@ def test_server_when_a_rank_stands_still_then_log_probes_and_the_other_ranks_met
                     lambda: "rank 1 has requests and has not reported" in server.log_path.read_text(),
                     timeout_s=3 * PATIENCE_S,
                 )
-                assert (health(client, "/health"), health(client, "/health_ranks")) == (200, 503)
+                assert health(client, "/health_ranks") == 503
                 # A rank shows its figures when it has computed.
                 until(lambda: client.generate(prompt(60, 3)) and num_silent(client) == 1.0, timeout_s=3 * PATIENCE_S)
             finally:
