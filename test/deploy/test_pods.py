@@ -154,13 +154,11 @@ def test_ranks_when_they_are_processes_of_one_container_then_one_finds_what_anot
 
 def test_upgrade_when_requests_go_on_then_none_fails_and_the_caches_are_found_again(deployment):
     url = deployment.router.url
-    # The router weighs a tiny model's prefills against queues: a prompt may come to both servers.
-    for _ in range(6):
-        before = traffic.once(url, PROMPTS)
-        assert not before.failures, before.failures
-        if before.cached_share >= 0.98:
-            break
-    assert before.cached_share >= 0.9, before
+    # The router weighs a tiny model's prefills against queues: any prompt may come to any server.
+    for server in deployment.servers:
+        assert not traffic.once(server.url, PROMPTS).failures
+    before = traffic.once(url, PROMPTS)
+    assert not before.failures and before.cached_share >= 0.9, before
     # One that a server has begun when it is told to end.
     with ThreadPoolExecutor(1) as pool, traffic.Steady(url, PROMPTS) as steady:
         long = pool.submit(traffic.generate, deployment.servers[1].url, PROMPTS[0], num_tokens=LONG_TOKENS)

@@ -14,7 +14,8 @@ from benchmark.metrics import ranged
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGE, README = DOCS / "benchmarks.md", ROOT / "README.md"
+PAGE, README, DEPLOYMENT = DOCS / "benchmarks.md", ROOT / "README.md", DOCS / "deployment.md"
+UPGRADE = "a rolling upgrade under load"
 
 
 class Figure(NamedTuple):
@@ -49,6 +50,14 @@ def hundredths(value: float) -> str:
 
 def tenths(value: float) -> str:
     return f"{value:.1f}"
+
+
+def whole(value: float) -> str:
+    return f"{value:.0f} s"
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.0f} %"
 
 
 def equal(outputs: Mapping[str, int]) -> str:
@@ -261,6 +270,12 @@ FIGURES = [
         of_ray_serve,
         ("banyan route", "Banyan's router in Ray Serve", "Ray Serve, prefix-aware", "Ray Serve, power of two choices"),
     ),
+    Figure(DEPLOYMENT, UPGRADE, "upgrade", "refused at the end/num_during", count),
+    Figure(DEPLOYMENT, UPGRADE, "upgrade", "refused at the end/longest_s/during", tenths),
+    Figure(DEPLOYMENT, UPGRADE, "upgrade", "as SGLang ends/longest_s/during", tenths),
+    Figure(DEPLOYMENT, UPGRADE, "upgrade", "refused at the end/cached_share/after", percent),
+    Figure(DEPLOYMENT, "a rank that is stopped", "upgrade", "stopped_rank/unready_s", whole),
+    Figure(DEPLOYMENT, "a rank that is stopped", "upgrade", "stopped_rank/ready_again_s", whole),
 ]
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dispatcher's placement and its loop, with SGLang's own messages and hashes; two ranks in one process."""
 
+import time
 from array import array
 from collections import Counter
 from types import SimpleNamespace
@@ -33,6 +34,7 @@ from banyan.sglang_plugin.dispatcher.prefix_probe import (
     num_remembered_chunks,
     unused_by_rank,
 )
+from banyan.sglang_plugin.dispatcher.rank_watchdog import SILENCE_S
 from banyan.sglang_plugin.kv_hints import session_of
 from banyan.sglang_plugin.rank import hooks, linker, requests
 from banyan.sglang_plugin.rank.reporting import load_report
@@ -321,13 +323,14 @@ def test_session_of_when_the_client_names_it_by_the_way_only_then_that_is_it():
     assert session_of(request(range(4), kv_hints=hints, routing_key="k")) == "k"
 
 
-def dispatching(rank_table, monkeypatch, sent):
+def dispatching(rank_table, monkeypatch, sent, read_snapshots=list):
     """SGLang's controller with Banyan in front; what it sends, and where to, is in ``sent``."""
     rank_table.agree_on_page_tokens(PAGE)
     config = Config(policy="lmetric")
     monkeypatch.setattr(controller.seams, "verify", lambda process: None)
     monkeypatch.setattr(runtime, "config", lambda: config)
     monkeypatch.setattr(runtime, "server_id", lambda: "id")
+    monkeypatch.setattr(runtime, "disaggregation_mode", lambda: "null")
     args = SimpleNamespace(
         _banyan={"rank_table": rank_table.path, "server": "id", "config": config.as_dict(), "layout": LAYOUT.as_dict()},
         speculative_algorithm=None,
@@ -337,8 +340,9 @@ def dispatching(rank_table, monkeypatch, sent):
         server_args=args,
         max_dp_size=2,
         dispatching=lambda req: sent.append(req.routed_dp_rank),
+        dispatch_health_check=lambda req: sent.append(req.routed_dp_rank),
         _active_workers=[1],
-        load_snapshot_reader=SimpleNamespace(read_all=list),
+        load_snapshot_reader=SimpleNamespace(read_all=read_snapshots),
     )
     controller.after_init_dispatcher(None, fake)
     return fake
@@ -363,6 +367,23 @@ def test_dispatch_when_a_hook_of_placement_is_missing_in_this_process_then_sglan
     fake = dispatching(node[0], monkeypatch, sent)
     fake.dispatching(request(range(64)))
     assert sent == [None] and fake.banyan_held is None
+
+
+def test_dispatch_when_the_server_s_health_is_checked_then_each_rank_in_turn_and_one_that_stands_still_is_known(
+    node, monkeypatch
+):
+    sent, silent = [], []
+    fake = dispatching(node[0], monkeypatch, sent, lambda: [LoadSnapshot(timestamp=time.time(), dp_rank=0)])
+    fake._active_workers = [0, 1]
+    fake.banyan_watchdog._tell = silent.append
+    for _ in range(4):
+        fake.dispatch_health_check(request([0]))
+    assert sent == [0, 1, 0, 1]
+    fake.banyan_watchdog.look(time.time() + SILENCE_S)
+    assert silent == [1], "nobody has asked for anything else"
+    fake._active_workers = []
+    fake.dispatch_health_check(request([0]))
+    assert sent[-1] is None, "SGLang says so"
 
 
 def test_dispatch_when_no_rank_is_active_then_sglangs_own_method_dispatches_and_nothing_is_a_fault(node, monkeypatch):

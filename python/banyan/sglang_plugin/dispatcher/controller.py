@@ -62,7 +62,16 @@ def after_init_dispatcher(result: None, controller: Any) -> None:
                 faults.note("dispatcher.place", error)
         dispatch(req)
 
+    send_check = controller.dispatch_health_check
+
+    def send_check_placed(check: Any) -> None:
+        placer.place_check(check, controller._active_workers)
+        send_check(check)
+
     controller.dispatching = dispatch_placed
+    if runtime.disaggregation_mode() == "null":
+        # In a pair the room of a check may name its rank.
+        controller.dispatch_health_check = send_check_placed
     controller.banyan_held = held_back
     controller.banyan_watchdog = RankWatchdog(placer.unheard_s, rank_table.set_num_silent)
     faults.hush(controller.banyan_watchdog, "look")

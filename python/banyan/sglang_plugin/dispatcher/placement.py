@@ -49,6 +49,16 @@ class Placer:
         self._policy_name = policy_name
         self._read_snapshots = read_snapshots
         self._named: dict[str, Policy] = {}
+        self._num_checks = 0
+
+    def place_check(self, check: Any, active: Sequence[int]) -> None:
+        """Name the rank of a check of the server's health, each in turn as SGLang does, and count it: also of a rank
+        that nobody asks for anything else it is known whether it stands still."""
+        if self._dispatcher is None or not active:
+            return
+        check.routed_dp_rank = active[self._num_checks % len(active)]
+        self._num_checks += 1
+        self._dispatcher.count(Prompt(1), check.routed_dp_rank, time.time())
 
     def place(self, req: Any, active: Collection[int]) -> Wait | None:
         """Set ``routed_dp_rank`` and add the hint to ``kv_hints``; or leave both and return what it is to wait for.
