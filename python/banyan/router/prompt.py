@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from banyan.decoding import json_of
+from banyan.decoding import json_of, with_last_fields
 from banyan.router.blocks import pack
 from banyan.router.chats import chat, converted, medium
 from banyan.router.paths import BY_PATH, COMPLETIONS, MESSAGES, OTHER, RESPONSES, By, Row
@@ -193,18 +193,16 @@ def _prompt(path: str, by: By, fields: Mapping[str, Any]) -> dict[str, Any]:
 def pin(body: bytes, rank: int) -> bytes:
     """The body of a request that ``may_pin``, with its rank as the last field: of two that have one name the last
     counts, and the client may have sent a null."""
-    end = body.rindex(b"}")
-    return b'%b,"%b":%d%b' % (body[:end], RANK_FIELDS[0].encode(), rank, body[end:])
+    return with_last_fields(body, {RANK_FIELDS[0]: rank})
 
 
 def renamed(body: bytes, path: str) -> bytes:
     """The body of a request with another id than its client has given it, as the last field. A server whose client has
     gone knows its id for seconds, refuses a second one of that name, and then ends every one whose id begins so."""
     name, begin = ("request_id", "resp_") if path == RESPONSES else ("rid", "~")
-    fields = body.strip()
-    if not (fields.startswith(b"{") and fields.endswith(b"}") and f'"{name}"'.encode() in fields):
+    if f'"{name}"'.encode() not in body:
         return body
-    return fields[:-1] + f',"{name}":"{begin}{secrets.token_hex(16)}"}}'.encode()
+    return with_last_fields(body, {name: f"{begin}{secrets.token_hex(16)}"})
 
 
 def _completion(fields: Mapping[str, Any], name: str) -> dict[str, Any]:

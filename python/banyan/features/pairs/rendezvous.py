@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from banyan.decoding import with_last_fields
+
 ROOM_BITS = 62
 
 
@@ -37,16 +39,14 @@ def choose_room(random_bits: int, *, num_ranks: int, rank: int | None) -> int:
 def address(body: bytes, rendezvous: Rendezvous) -> bytes:
     """The body of a request with its rendezvous as the last fields: of two equal names the last counts. A body that is
     no object is the servers' to refuse."""
-    start, end = body.find(b"{") + 1, body.rfind(b"}")
-    if not 0 < start <= end:
-        return body
-    fields = {
-        "bootstrap_host": rendezvous.host,
-        "bootstrap_port": rendezvous.port,
-        "bootstrap_room": rendezvous.room,
-    }
-    inside = body[start:end].strip()
-    return body[:end] + (b"," if inside else b"") + json.dumps(fields)[1:-1].encode() + body[end:]
+    return with_last_fields(
+        body,
+        {
+            "bootstrap_host": rendezvous.host,
+            "bootstrap_port": rendezvous.port,
+            "bootstrap_room": rendezvous.room,
+        },
+    )
 
 
 def broken_with(status: int, first: bytes, *, is_stream: bool) -> int:
