@@ -386,6 +386,18 @@ def test_dispatch_when_the_server_s_health_is_checked_then_each_rank_in_turn_and
     assert sent[-1] is None, "SGLang says so"
 
 
+def test_dispatch_when_placing_a_check_of_health_fails_then_sglang_sends_it_and_the_fault_is_counted(node, monkeypatch):
+    def fail(self, check, active):
+        raise RuntimeError("nobody thought of this")
+
+    sent, before = [], faults.counts()
+    monkeypatch.setattr(Placer, "place_check", fail)
+    fake = dispatching(node[0], monkeypatch, sent)
+    fake.dispatch_health_check(request([0]))
+    assert sent == [None]
+    assert faults.counts()["Placer.place_check"] == before.get("Placer.place_check", 0) + 1
+
+
 def test_dispatch_when_no_rank_is_active_then_sglangs_own_method_dispatches_and_nothing_is_a_fault(node, monkeypatch):
     sent, before = [], faults.counts()
     fake = dispatching(node[0], monkeypatch, sent)

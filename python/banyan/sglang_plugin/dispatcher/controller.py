@@ -62,6 +62,7 @@ def after_init_dispatcher(result: None, controller: Any) -> None:
                 faults.note("dispatcher.place", error)
         dispatch(req)
 
+    faults.hush(placer, "place_check")
     send_check = controller.dispatch_health_check
 
     def send_check_placed(check: Any) -> None:
