@@ -41,10 +41,11 @@ class HotRankGuard:
         total = sum(state.ongoing_tokens for state in ranks)
         per_other = self.factor / (len(ranks) - 1)
         prompt = -(-query.num_prompt_tokens // self.page_tokens) * self.page_tokens
-        least, next_least = sorted(query.computed_on(state.rank) for state in ranks)[:2]
+        computed = [query.computed_on(state.rank) for state in ranks]
+        least, next_least = sorted(computed)[:2]
 
-        def bound(state: RankState) -> float:
-            anew = next_least - least if query.computed_on(state.rank) == least else 0
+        def bound(state: RankState, own: int) -> float:
+            anew = next_least - least if own == least else 0
             return (total - state.ongoing_tokens) * per_other + prompt + TIMES_COMPUTED * anew
 
-        return [state for state in ranks if state.ongoing_tokens <= bound(state)]
+        return [state for state, own in zip(ranks, computed, strict=True) if state.ongoing_tokens <= bound(state, own)]
