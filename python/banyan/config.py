@@ -53,6 +53,8 @@ TCP, NIXL, DEFAULT_NIXL_PLUGIN = "tcp", "nixl", "UCX"
 KEEP_FOLDER = "/dev/shm/banyan"
 ARENA_FOLDER = "banyan-arena-1"
 """In the folder that the user names, which may hold files of his: only what lies in here is ours to remove."""
+PART_FILE = "part-{}"
+"""In there: the frames of one rank's part of the arena, by the number of the part."""
 
 GIB = 1 << 30
 HTTP_APP_VARIABLE = "SGLANG_HTTP_SERVER_APP_PATH"

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from banyan import SGLANG_VERSION, _native, config, faults
 from banyan import feature_list as features
-from banyan.config import ARENA_FOLDER, DEFAULT_POLICY, LEVEL_POLICY, Config
+from banyan.config import ARENA_FOLDER, DEFAULT_POLICY, LEVEL_POLICY, PART_FILE, Config
 from banyan.feature import Asked
 from banyan.layout import Layout
 from banyan.mounts import MOUNTS, type_of
@@ -297,7 +297,7 @@ def _arena_refusals(wanted: Config) -> list[str]:
         try:
             nearest = look_at_folder(folder, "--banyan-keep-host-arena")
             kind = type_of(MOUNTS.read_text(), os.path.realpath(nearest))
-            kept_bytes = sum(path.stat().st_size for path in folder.glob("part-*"))
+            kept_bytes = sum(path.stat().st_size for path in folder.glob(PART_FILE.format("*")))
         except (OSError, ValueError) as error:
             return [kept_arena_refusal(folder=wanted.keep_host_arena, error=error)]
         if kind not in ("tmpfs", "unknown"):

@@ -162,7 +162,7 @@ def _growth(
 
 def keep(folder: Path, part: int, *, num_parts: int, num_bytes: int, block: BlockGeometry, namespace: bytes) -> Arena:
     """As ``allocate``, with what the last server on ``folder`` has left, if its pages are of this namespace."""
-    frames_path, index_file_path = folder / f"part-{part}", folder / f"index-{part}"
+    frames_path, index_file_path = folder / config.PART_FILE.format(part), folder / f"index-{part}"
     try:
         claim_folder(folder, "--banyan-keep-host-arena")
         if part == 0:
