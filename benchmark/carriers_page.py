@@ -4,19 +4,17 @@ docs``."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmark.kept_table import wrapped
+from benchmark.kept_table import kept_page, wrapped
 from benchmark.metrics import ranged
 from benchmark.provenance import place_and_time
 
 KEPT = Path(__file__).parents[1] / "docs" / "benchmarks" / "remote_carriers.json"
 """What ``python -m benchmark.remote --carriers`` writes as ``carriers_figures.json``."""
 
-NONE_KEPT = "No run is kept here yet.\n"
 TITLES = {
     "page_server": "page server",
     "page_server_by_nixl": "page server, by NIXL",
@@ -28,7 +26,7 @@ Figures = Mapping[str, Any]
 
 def table() -> str:
     """What the carriers came to in the kept run, and where it ran."""
-    return page(json.loads(KEPT.read_text())) if KEPT.exists() else NONE_KEPT
+    return kept_page(KEPT, page)
 
 
 def page(run: Mapping[str, Any]) -> str:

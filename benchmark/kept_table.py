@@ -3,12 +3,20 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 COLUMNS = 118
+NONE_KEPT = "No run is kept here yet.\n"
+
+
+def kept_page(path: Path, page: Callable[[Mapping[str, Any]], str]) -> str:
+    """The page of the run that is kept there; a sentence where none is."""
+    return page(json.loads(path.read_text())) if path.exists() else NONE_KEPT
 
 
 def kept_table(head: str, rows: Iterable[str], conditions: str) -> str:

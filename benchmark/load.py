@@ -59,6 +59,19 @@ async def send_at(
     return list(await asyncio.gather(*map(one, prompts, at_s)))
 
 
+async def send_all(
+    client: ChatClient, prompts: Sequence[Sequence[int]], in_flight: int, output_len: int
+) -> list[Answer]:
+    """Send each prompt as soon as fewer than ``in_flight`` are under way; the answers in their order."""
+    gate = asyncio.Semaphore(in_flight)
+
+    async def one(prompt: Sequence[int]) -> Answer:
+        async with gate:
+            return await client.answer((), prompt, output_len)
+
+    return list(await asyncio.gather(*map(one, prompts)))
+
+
 async def play(
     scripts: Sequence[Script],
     order: Sequence[int],

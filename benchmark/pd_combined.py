@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 
 from benchmark.client import NativeClient, open_session
+from benchmark.load import send_all
 from benchmark.metrics import paired_ratio
 from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.pd_servers import PAIR_ENV, SERVER_ARGS, START_TIMEOUT_S, Pair
@@ -73,15 +74,8 @@ QUICK = Sizes((128, 512), (2,), answer_tokens=12, least_requests=4, requests_in_
 
 async def ask_all(url: str, prompts: Sequence[Sequence[int]], in_flight: int, answer_tokens: int) -> list[Answer]:
     """The answers in the order of ``prompts``; as soon as one is whole, the next prompt is sent."""
-    gate = asyncio.Semaphore(in_flight)
     async with open_session(TIMEOUT_S) as session:
-        client = NativeClient(session, url)
-
-        async def one(prompt: Sequence[int]) -> Answer:
-            async with gate:
-                return await client.answer((), prompt, answer_tokens)
-
-        return list(await asyncio.gather(*map(one, prompts)))
+        return await send_all(NativeClient(session, url), prompts, in_flight, answer_tokens)
 
 
 def figures(answers: Sequence[Answer], took_s: float) -> dict[str, float]:

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmark.figures_table import figures_table
-from benchmark.kept_table import command_of, kept_table
+from benchmark.kept_table import command_of, kept_page, kept_table
 from benchmark.metrics import ranged
 from benchmark.provenance import place_and_time
 
@@ -34,7 +33,7 @@ MARKS = {
 
 def table() -> str:
     """The figures of the kept run, and where it ran."""
-    return page(json.loads(KEPT.read_text()))
+    return kept_page(KEPT, page)
 
 
 def page(run: Mapping[str, Any]) -> str:
@@ -56,7 +55,7 @@ DUAL_MARKS = {
 
 def dual_table() -> str:
     """What reading on both sides was worth in the kept run, and where it ran."""
-    return dual_page(json.loads(DUAL_KEPT.read_text())) if DUAL_KEPT.exists() else "No run is kept here yet.\n"
+    return kept_page(DUAL_KEPT, dual_page)
 
 
 def dual_page(run: Mapping[str, Any]) -> str:
@@ -87,7 +86,7 @@ CLASSES_MARKS = {
 
 def slow_table() -> str:
     """What was seen of hand-overs over a slow network, and where it ran."""
-    return slow_page(json.loads(SLOW_KEPT.read_text())) if SLOW_KEPT.exists() else "No run is kept here yet.\n"
+    return kept_page(SLOW_KEPT, slow_page)
 
 
 def slow_page(run: Mapping[str, Any]) -> str:
@@ -104,7 +103,7 @@ def slow_page(run: Mapping[str, Any]) -> str:
 
 def combined_table() -> str:
     """A pair against two servers that do both, by length and load, in the kept run."""
-    return combined_page(json.loads(COMBINED_KEPT.read_text())) if COMBINED_KEPT.exists() else "No run is kept here.\n"
+    return kept_page(COMBINED_KEPT, combined_page)
 
 
 def combined_page(run: Mapping[str, Any]) -> str:
@@ -129,7 +128,7 @@ def _ttfts(medians: Mapping[str, Mapping[str, float]]) -> str:
 
 def classes_table() -> str:
     """What a traffic class was worth in the kept run, and where it ran."""
-    return classes_page(json.loads(CLASSES_KEPT.read_text())) if CLASSES_KEPT.exists() else "No run is kept here yet.\n"
+    return kept_page(CLASSES_KEPT, classes_page)
 
 
 def classes_page(run: Mapping[str, Any]) -> str:

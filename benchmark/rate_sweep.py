@@ -31,7 +31,7 @@ from benchmark.alternatives.play import warm_up
 from benchmark.alternatives.start import Running, hicache_path, running
 from benchmark.alternatives.systems import CONTEXT_TOKENS, GIB, NUM_RANKS, Budget, systems_of, token_bytes_of
 from benchmark.client import NativeClient, open_session
-from benchmark.load import send_at
+from benchmark.load import send_all, send_at
 from benchmark.metrics import distribution
 from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.processor import dtype_for, features_here
@@ -95,17 +95,11 @@ async def play(url: str, load: Load) -> list[Answer]:
 
 async def prime(url: str, histories: Sequence[Sequence[int]]) -> None:
     """Ask every conversation once, a few at a time."""
-    limit = asyncio.Semaphore(NUM_PRIMING)
     async with open_session(TIMEOUT_S) as session:
-        client = NativeClient(session, url)
-
-        async def one(history: Sequence[int]) -> None:
-            async with limit:
-                answer = await client.answer((), history, OUTPUT_TOKENS)
-            if answer.error:
-                raise RuntimeError(answer.error)
-
-        await asyncio.gather(*map(one, histories))
+        answers = await send_all(NativeClient(session, url), histories, NUM_PRIMING, OUTPUT_TOKENS)
+    for answer in answers:
+        if answer.error:
+            raise RuntimeError(answer.error)
 
 
 async def idle_hit_s(url: str, histories: Sequence[Sequence[int]], seed: int) -> float:

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmark.alternatives.figures import ATTENTION
-from benchmark.kept_table import command_of, kept_table
+from benchmark.kept_table import command_of, kept_page, kept_table
 from benchmark.provenance import place_and_time
 
 KEPT = Path(__file__).parents[1] / "docs" / "benchmarks" / "rates.json"
@@ -20,7 +19,7 @@ HEAD = "| system | attention | requests/s | sent | within 1, 2, 5 idle hits | TT
 
 def table() -> str:
     """The rows of the kept run, and where it ran."""
-    return page(json.loads(KEPT.read_text()))
+    return kept_page(KEPT, page)
 
 
 def page(run: Mapping[str, Any]) -> str:

@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import json
 import os
-import random
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,7 +25,9 @@ from typing import Any
 
 from benchmark.compare import order_of_repetition
 from benchmark.measure import flush_cache
+from benchmark.metrics import spread
 from benchmark.modes import asking, models
+from benchmark.pd_agents import drawn
 from benchmark.processor import CPU_ENGINE
 from benchmark.results import write_report
 from benchmark.router_failover import Load, router
@@ -92,16 +93,12 @@ def served(
         yield Served(url, tuple(servers))
 
 
-def plain_tokens(drawn: random.Random, num_tokens: int) -> list[int]:
-    return drawn.choices(range(models.FIRST_PLAIN_TOKEN, models.VOCABULARY), k=num_tokens)
-
-
 async def play(url: str, servers: Sequence[str], args: argparse.Namespace, repetition: int) -> dict[str, Any]:
     """One run from empty caches."""
     for server in servers:
         await flush_cache(server)
     shape = (args.conversations, args.turns, args.turn_tokens, args.output_len, args.concurrency)
-    load = Load(url, *shape, repetition, draw=plain_tokens)
+    load = Load(url, *shape, repetition, draw=drawn)
     await load.play()
     complete = [one for one in load.ended if one.kind == "complete"]
     return {
@@ -127,7 +124,7 @@ def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         rows.append(
             {
                 "side": side,
-                "cached_share": {"median": statistics.median(shares), "min": min(shares), "max": max(shares)},
+                "cached_share": spread(shares),
                 "median_s": statistics.median(run["median_s"] for run in own),
                 "num_requests": sum(run["num_requests"] for run in own),
                 "num_errors": sum(run["num_errors"] for run in own),

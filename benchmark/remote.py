@@ -134,14 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _cut_pulls(args: argparse.Namespace) -> int:
     """Write what the faults came to."""
-    report = remote_faults.measure(ensure(WIDE), args.out, args.faults, args.seed)
-    write_report(args.out / "faults.json", report, args)
-    figures = {name: value for name, value in report.items() if name not in ("rows", "controls")}
-    # What docs/benchmarks/remote_faults.json is a copy of.
-    write_report(args.out / "faults_figures.json", figures, args)
-    print(json.dumps(figures, indent=2), flush=True)
-    is_right = report["outputs_identical"] and all(report[how]["is_in_time"] for how in remote_faults.FAULTS)
-    os._exit(0 if is_right else 1)
+    os._exit(_tell_cut(args, remote_faults.measure(ensure(WIDE), args.out, args.faults, args.seed), "faults"))
 
 
 def _cut_nixl(args: argparse.Namespace) -> int:
@@ -149,11 +142,15 @@ def _cut_nixl(args: argparse.Namespace) -> int:
     if not args.inside:
         options = ["--faults", str(args.faults), "--nixl", "--inside", "--seed", str(args.seed), "--out", str(args.out)]
         return own_network.run_inside("benchmark.remote", options)
-    report = remote_faults.measure_nixl(ensure(WIDE), args.out, args.faults, args.seed)
-    write_report(args.out / "nixl_kills.json", report, args)
-    figures = {name: value for name, value in report.items() if name not in ("rows", "controls")}
-    # What docs/benchmarks/remote_nixl_kills.json is a copy of.
-    write_report(args.out / "nixl_kills_figures.json", figures, args)
+    return _tell_cut(args, remote_faults.measure_nixl(ensure(WIDE), args.out, args.faults, args.seed), "nixl_kills")
+
+
+def _tell_cut(args: argparse.Namespace, report: dict[str, Any], name: str) -> int:
+    """Write and show it; how the program ends."""
+    write_report(args.out / f"{name}.json", report, args)
+    figures = {key: value for key, value in report.items() if key not in ("rows", "controls")}
+    # What docs/benchmarks/remote_faults.json and remote_nixl_kills.json are copies of.
+    write_report(args.out / f"{name}_figures.json", figures, args)
     print(json.dumps(figures, indent=2), flush=True)
     is_right = report["outputs_identical"] and all(report[how]["is_in_time"] for how in remote_faults.FAULTS)
     return 0 if is_right else 1

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmark.figures_table import figures_table
-from benchmark.kept_table import command_of, wrapped
+from benchmark.kept_table import command_of, kept_page, wrapped
 from benchmark.metrics import ranged
 from benchmark.provenance import place_and_time
 
@@ -22,7 +21,6 @@ NIXL_KEPT, NIXL_KILLS_KEPT = FOLDER / "remote_nixl.json", FOLDER / "remote_nixl_
 ``--source`` as ``source.json``, with ``--nixl`` as ``nixl_figures.json``, and with both as
 ``nixl_kills_figures.json``."""
 
-NONE_KEPT = "No run is kept here yet.\n"
 MARKS = {
     "remote_ttft_ratio": "<= 0.35",
     "remote_rate_to_nixl": ">= 0.7",
@@ -34,7 +32,7 @@ FAULT_WORDS = {"kill": "killed (SIGKILL)", "stop": "stopped (SIGSTOP)"}
 
 def table() -> str:
     """What another node's arena was worth in the kept run, and where it ran."""
-    return page(json.loads(KEPT.read_text())) if KEPT.exists() else NONE_KEPT
+    return kept_page(KEPT, page)
 
 
 def page(run: Mapping[str, Any]) -> str:
@@ -51,7 +49,7 @@ def page(run: Mapping[str, Any]) -> str:
 
 def faults_table() -> str:
     """What came of sources that were killed or stopped in mid-pull, and where that ran."""
-    return faults_page(json.loads(FAULTS_KEPT.read_text())) if FAULTS_KEPT.exists() else NONE_KEPT
+    return kept_page(FAULTS_KEPT, faults_page)
 
 
 def faults_page(run: Mapping[str, Any]) -> str:
@@ -75,7 +73,7 @@ def faults_page(run: Mapping[str, Any]) -> str:
 
 def nixl_kills_table() -> str:
     """The same, where NIXL carries."""
-    return faults_page(json.loads(NIXL_KILLS_KEPT.read_text())) if NIXL_KILLS_KEPT.exists() else NONE_KEPT
+    return kept_page(NIXL_KILLS_KEPT, faults_page)
 
 
 NIXL_ROWS = {
@@ -94,7 +92,7 @@ NIXL_ROWS = {
 
 def nixl_table() -> str:
     """What NIXL was worth as a carrier, and where that ran."""
-    return nixl_page(json.loads(NIXL_KEPT.read_text())) if NIXL_KEPT.exists() else NONE_KEPT
+    return kept_page(NIXL_KEPT, nixl_page)
 
 
 def nixl_page(run: Mapping[str, Any]) -> str:
@@ -125,7 +123,7 @@ SOURCE_MARKS = {
 
 def source_table() -> str:
     """What lending cost the node that lends in the kept run, and where it ran."""
-    return source_page(json.loads(SOURCE_KEPT.read_text())) if SOURCE_KEPT.exists() else NONE_KEPT
+    return kept_page(SOURCE_KEPT, source_page)
 
 
 def source_page(run: Mapping[str, Any]) -> str:

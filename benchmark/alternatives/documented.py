@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.alternatives import figures
-from benchmark.kept_table import wrapped
+from benchmark.kept_table import NONE_KEPT, wrapped
 from benchmark.provenance import commit_in_words
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
@@ -27,7 +27,7 @@ def tables() -> str:
 def page(reports: Sequence[Mapping[str, Any]]) -> str:
     """Markdown; a sentence where nothing is kept yet."""
     if not reports:
-        return "No run is kept here yet.\n"
+        return NONE_KEPT
     return "\n".join(
         f"### {heading(report)}\n\n{wrapped(conditions(report))}\n\n{figures.table(report)}\n\n{_verdicts(report)}"
         for report in reports
