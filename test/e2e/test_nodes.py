@@ -72,7 +72,7 @@ def nodes(alone, tmp_path_factory) -> Iterator[SimpleNamespace]:
     witness.close()
 
 
-def lent(nodes, ids):
+def lent(nodes, ids, num_listening=2):
     """The lender's answer, once the prompt lies in its arena and the borrower hears the lender."""
     before = nodes.lender.total("backed_up_pages")
     output, meta = nodes.lender.generate(ids)
@@ -80,7 +80,7 @@ def lent(nodes, ids):
     until(lambda: nodes.lender.total("backed_up_pages") >= before + num_new)
     # What it has generated follows.
     assert wait_until_still(lambda: nodes.lender.total("backed_up_pages"), timeout_s=60), "it does not come to rest"
-    until(lambda: nodes.borrower.ranks()[0]["nodes"]["num_listening"] == 2)
+    until(lambda: nodes.borrower.ranks()[0]["nodes"]["num_listening"] == num_listening)
     return output
 
 

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from test.e2e import test_nodes
 from test.e2e.conftest import ARGS, MODEL, Client, until
 from test.e2e.test_nodes import PAGE, PROMPT_TOKENS, session_of
 
 from banyan.core import Address
-from benchmark.alternatives.kept import wait_until_still
 from benchmark.remote_link import NIXL_ENV
 from benchmark.servers import Server, ServerSpec, cpu_env, free_port, wait_ready
 from benchmark.warm import ForkedServer
@@ -56,14 +56,7 @@ def told(nodes):
 
 
 def lent(nodes, ids):
-    """The lender's answer, once the prompt lies in its arena and the borrower hears the lender."""
-    before = nodes.lender.total("backed_up_pages")
-    output, meta = nodes.lender.generate(ids)
-    num_new = len(ids) // PAGE - meta["cached_tokens"] // PAGE
-    until(lambda: nodes.lender.total("backed_up_pages") >= before + num_new)
-    assert wait_until_still(lambda: nodes.lender.total("backed_up_pages"), timeout_s=60), "it does not come to rest"
-    until(lambda: told(nodes)["num_listening"] == 1)
-    return output
+    return test_nodes.lent(nodes, ids, num_listening=1)
 
 
 def nixl_of(client: Client) -> psutil.Process:

@@ -30,7 +30,6 @@ from banyan.transport.nixl.agent import pausing_progress
 
 logger = logging.getLogger("banyan")
 
-
 PROGRESS_PAUSE_US = 1000
 """The longest wait of NIXL's progress thread, on a CPU."""
 
