@@ -35,6 +35,8 @@ LENT_BYTES = 1 << 30
 TTL_S = 3600
 """Mooncake's processes sleep with their servers, and are not to be forgotten."""
 
+ARENA = ("--banyan-host-gb", "0.5")
+"""Of each of the eight servers, which are up at once; what one turn moves is a third of it."""
 FIRST = ("--banyan-store-admit", "first", "--banyan-store-gb", "8")
 
 
@@ -207,7 +209,7 @@ class Pair:
         def begin(label: str, core: int, flags: Sequence[str]) -> Server:
             named = f"{carrier.name}-{label}"
             env = (*cpu_env(dp=1, first_core=core), *carrier.env())
-            spec = ServerSpec(named, 1, "on", (*FLAGS, *flags), env)
+            spec = ServerSpec(named, 1, "on", (*FLAGS, *ARENA, *flags), env)
             return ForkedServer(spec, model, logs)
 
         self._servers = [begin("writer", 0, carrier.writer_flags()), begin("reader", 1, carrier.reader_flags())]

@@ -20,9 +20,9 @@ class Namespace:
     """The identity of KV content. Every field is part of the digest.
 
     ``weights_epoch`` is 0 while the weights are those that were loaded at the start, and 1 from their first change on.
-    What a change brought is known to this server only, so ``server`` is then its name and what the weights of the rank
-    have gone through: two ranks share as soon as that is the same. Before it is empty: servers share what they loaded
-    from equal files.
+    ``server`` is then the digest of what the weights are; where nobody has looked, this server's name and what the
+    weights of the rank have gone through: two ranks share as soon as that is the same. Before it is empty: servers
+    share what they loaded from equal files.
 
     ``engine`` is the engine's name and version: another one may compute other KV of the same tokens.
 

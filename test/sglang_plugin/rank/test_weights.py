@@ -25,8 +25,9 @@ from test.unit.directory.rig import keys
 from banyan import _native, config
 from banyan.config import Config
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.rank import identity
+from banyan.sglang_plugin.rank import identity, weights
 from banyan.sglang_plugin.rank import linker as module
+from banyan.sglang_plugin.rank.weights_content import UNKNOWN
 
 UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
 DONE = SimpleNamespace(success=True, message="")
@@ -71,7 +72,7 @@ def call(monkeypatch):
                 flush(None, None, result.success, result.message)
             return result
 
-        return hooked(UPDATER + method, body)(SimpleNamespace(), Mock(spec=COMMANDS[method]))
+        return hooked(UPDATER + method, body)(SimpleNamespace(tp_cpu_group=None), Mock(spec=COMMANDS[method]))
 
     return run
 
@@ -160,6 +161,75 @@ def test_weights_when_a_loader_tells_nobody_that_it_has_succeeded_then_old_pages
     (owner, _, pages), (reader, *_) = ranks
     share(owner, pages, 1)
     call(reader, loader)
+    assert not finds(reader, 1)
+
+
+@pytest.fixture
+def servers(ranks, call, monkeypatch):
+    """The ranks are of two servers, whose pages meet elsewhere too; takes an update with what its bytes are on each."""
+    monkeypatch.setattr(Config, "knows_weights", True)
+    for linker, *_ in ranks:
+        linker.kinds.full._identity._server = f"server {id(linker)}"
+    told = []
+    monkeypatch.setattr(weights, "own_digest", lambda updater: told.pop(0))
+    monkeypatch.setattr(weights, "agreed_digest", lambda own, group: "" if own == UNKNOWN else own.hex())
+
+    def take(loader, *digests, result=DONE):
+        for (linker, *_), digest in zip(ranks, digests, strict=True):
+            told[:] = [digest]
+            call(linker, loader, result, flushes=loader in LOADERS)
+
+    return take
+
+
+COMPLETE = ("update_weights_from_disk", "update_weights_from_ipc", "end_weight_update")
+SAME, OTHER = bytes([1] * 32), bytes([2] * 32)
+
+
+@pytest.mark.parametrize("loader", COMPLETE)
+@pytest.mark.parametrize(("on_both", "finds_it"), [((SAME, SAME), True), ((SAME, OTHER), False)])
+def test_weights_when_two_servers_take_an_update_then_they_share_where_its_bytes_are_the_same(
+    ranks, servers, loader, on_both, finds_it
+):
+    (owner, _, pages), (reader, *_) = ranks
+    slots = share(owner, pages, 1)
+    assert finds(reader, 1)
+    servers(loader, *on_both)
+    assert not finds(reader, 1)
+    pages.free(slots)
+    owner.reset()
+    share(owner, pages, 2)
+    assert finds(reader, 2) is finds_it
+
+
+@pytest.mark.parametrize("loader", COMPLETE)
+def test_weights_when_a_shard_cannot_tell_its_bytes_then_servers_share_nothing(ranks, servers, loader):
+    (owner, _, pages), (reader, *_) = ranks
+    servers(loader, UNKNOWN, UNKNOWN)
+    share(owner, pages, 1)
+    assert not finds(reader, 1)
+
+
+def test_weights_when_an_update_has_failed_then_a_session_s_end_names_none_and_one_from_disk_does(ranks, servers):
+    (owner, _, pages), (reader, *_) = ranks
+    servers("update_weights_from_disk", SAME, SAME, result=FAILED)
+    servers("end_weight_update", SAME, SAME)
+    slots = share(owner, pages, 1)
+    assert not finds(reader, 1)
+    servers("update_weights_from_disk", SAME, SAME)
+    pages.free(slots)
+    owner.reset()
+    share(owner, pages, 2)
+    assert finds(reader, 2)
+
+
+def test_weights_when_they_change_again_then_not_those_that_were_named(ranks, servers):
+    """A session begins: a trainer may write what no loader sees."""
+    (owner, _, pages), (reader, *_) = ranks
+    servers("update_weights_from_disk", SAME, SAME)
+    share(owner, pages, 1)
+    assert finds(reader, 1)
+    servers("begin_weight_update", SAME, SAME)
     assert not finds(reader, 1)
 
 

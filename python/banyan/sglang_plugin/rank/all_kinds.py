@@ -128,6 +128,11 @@ class Kinds:
         for kind in self:
             kind.note_change(change)
 
+    def note_content(self, digest: str) -> None:
+        """From the next ``rejoin`` on, share with whoever has weights of this digest."""
+        for kind in self:
+            kind.note_content(digest)
+
     def meet_again(self) -> None:
         """All weights are about to be loaded: what they have gone through before does not count."""
         for kind in self:

@@ -89,11 +89,12 @@ class Identity:
         *,
         page_tokens: int,
         changes: str,
+        content: str,
         member_slots: MemberSlots,
         window: tuple[str, ...],
     ) -> Namespace:
-        """``changes``: what the weights have gone through since the start, or nothing. ``window``: which layers the
-        pages are of, where not of all."""
+        """``changes``: what the weights have gone through since the start, or nothing. ``content``: the digest of what
+        they are then, where it is known. ``window``: which layers the pages are of, where not of all."""
         args, pool, parallel = self._server_args, self._pool, get_parallel()
         return Namespace(
             # Equal weights are equal whatever their folder is called.
@@ -102,7 +103,7 @@ class Identity:
             weight_version=str(args.weight_version),
             weights_sha256=self.weights_sha256,
             weights_epoch=int(changes != ""),
-            server=self._server + changes if changes else "",
+            server=f"weights {content}" if content else self._server + changes if changes else "",
             engine=f"sglang {importlib.metadata.version('sglang')}",
             model_config_sha256=self._config_sha256,
             kv_dtype=str(pool.dtype),

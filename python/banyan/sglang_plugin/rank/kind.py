@@ -102,6 +102,7 @@ class Kind:
         self.block = BlockGeometry.of_page(self._page)
         self.weights_epoch = 0
         self._changes = ""
+        self._content = ""
         self._num_whole_updates = 0
         self.member_slots = pools.member_slots(
             member_slots_of(Layout.from_dict(rank.carried["layout"]), (pools.pool, *pools.drafts))
@@ -248,6 +249,12 @@ class Kind:
         """From the next ``rejoin`` on, under a namespace of those whose weights have gone through the same, one by one.
         Their number would not do: a rank may take an update that another one has not heard of."""
         self._changes = hashlib.sha256(f"{self._changes} {change}".encode()).hexdigest()
+        self._content = ""
+
+    def note_content(self, digest: str) -> None:
+        """From the next ``rejoin`` on, under a namespace of those whose weights, which have changed, have this digest,
+        whatever they have gone through."""
+        self._content = digest
 
     def meet_again(self) -> None:
         """All weights are about to be loaded: what they have gone through before is nothing to the next ``rejoin``.
@@ -360,6 +367,7 @@ class Kind:
             self._page,
             page_tokens=self._rank.page_tokens,
             changes=self._changes,
+            content=self._content,
             member_slots=self.member_slots,
             window=self.pools.identity,
         )

@@ -65,6 +65,8 @@ class Rank:
 
     is_being_updated = False
     """Whether a session of weight updates has begun and not ended."""
+    is_apart = False
+    """Whether an update has failed, and none from disk has begun since."""
 
     def __init__(self, parts: RankParts) -> None:
         self.kinds, self.cache, self.counters = parts.kinds, parts.cache, parts.setup.counters
@@ -216,6 +218,15 @@ class Rank:
         """
         self._quiesce()
         self.kinds.note_change(change)
+        self._move()
+
+    def weights_are(self, digest: str) -> None:
+        """As ``weights_changed``, and what they are is known: meet whoever has the same, on other servers too."""
+        self._quiesce()
+        self.kinds.note_content(digest)
+        self._move()
+
+    def _move(self) -> None:
         self.kinds.leave()
         self.cache.move_to(self.kinds.rejoins)
         if self._allocator.available_size() < self._allocator.num_pages * self.page_tokens:
@@ -228,7 +239,13 @@ class Rank:
 
     def stand_apart(self) -> None:
         """The weights have changed in part, nobody knows into what: share with no other rank."""
+        self.is_apart = True
         self.weights_changed(uuid.uuid4().hex)
+
+    def meet_again(self) -> None:
+        """All weights are about to be loaded: what they have gone through before does not count."""
+        self.is_apart = False
+        self.kinds.meet_again()
 
     def withdraw(self) -> None:
         """Lend nothing any more of what this rank holds now, above and below: it was to go, and SGLang cannot let it go

@@ -5,6 +5,8 @@ Invariants
   1. No page that was computed with other weights than a namespace names is published in it.
   2. A rank whose last update failed shares with nobody until one from disk has loaded all weights: nobody knows what it
      computes with.
+  3. Where pages leave the server or outlive it, changed weights are named by their bytes as soon as a change is
+     complete, and other servers with equal ones share them. Until then their name is this server's.
 
 States: loaded -> ``begin`` -> changing -> ``end`` -> loaded. A loader without a session goes from loaded to loaded. A
 failed loader leads to apart, from any state, but for one that SGLang refuses because no session has begun; only a whole
@@ -23,16 +25,20 @@ from sglang.srt.managers.io_struct import (
     EndWeightUpdateReqInput,
     UpdateWeightFromDiskReqInput,
     UpdateWeightsFromDistributedReqInput,
+    UpdateWeightsFromIPCReqInput,
     UpdateWeightsFromTensorReqInput,
 )
 
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import linker
+from banyan.sglang_plugin.rank.weights_content import UNKNOWN, agreed_digest, own_digest
 
 logger = logging.getLogger("banyan")
 
 _WITHIN_A_SESSION = UpdateWeightsFromDistributedReqInput | UpdateWeightsFromTensorReqInput
 """What SGLang refuses outside one, before anything has changed."""
+_COMPLETE = UpdateWeightFromDiskReqInput | UpdateWeightsFromIPCReqInput | EndWeightUpdateReqInput
+"""Behind which a trainer has brought all that it wanted to."""
 
 
 def before_flush_after_weight_update(updater: Any, command: Any, success: bool, *args: Any, **kwargs: Any) -> None:
@@ -50,6 +56,21 @@ def around_command(original: Callable[..., Any], updater: Any, command: Any) -> 
     """A command that changes the weights: a loader, or a session of updates that begins or ends."""
     if not runtime.is_sharing():
         return original(updater, command)
+    result = _carry_out(original, updater, command)
+    if isinstance(command, _COMPLETE) and linker.installed().kinds.full.config.knows_weights:
+        _name_weights(updater, result.success)
+    return result
+
+
+def _name_weights(updater: Any, is_whole: bool) -> None:
+    """On every shard, whatever became of the command here."""
+    rank = linker.installed()
+    digest = agreed_digest(own_digest(updater) if is_whole and not rank.is_apart else UNKNOWN, updater.tp_cpu_group)
+    if digest:
+        rank.weights_are(digest)
+
+
+def _carry_out(original: Callable[..., Any], updater: Any, command: Any) -> Any:
     if isinstance(command, BeginWeightUpdateReqInput | EndWeightUpdateReqInput):
         result = original(updater, command)
         if result.success:
@@ -60,7 +81,7 @@ def around_command(original: Callable[..., Any], updater: Any, command: Any) -> 
     if isinstance(command, UpdateWeightFromDiskReqInput):
         # It brings all weights: when it succeeds, it does not matter what was there before. Ahead of it, as it reports
         # the change itself and joins the others' namespace by that.
-        linker.installed().kinds.meet_again()
+        linker.installed().meet_again()
     return _load(original, updater, command)
 
 
