@@ -58,9 +58,9 @@ class Sizes:
     prompt_tokens: tuple[int, ...] = (128, 512, 1024, 2048)
     in_flight: tuple[int, ...] = (2, 10)
     answer_tokens: int = 50
-    requests_in_flight: int = 3
+    requests_in_flight: int = 2
     """A run asks so many times as many requests as are in flight, and at least ``least_requests``."""
-    least_requests: int = 12
+    least_requests: int = 8
     num_rounds: int = 3
     pool_tokens: int = 32_000
     """Of each server."""

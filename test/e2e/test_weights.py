@@ -4,13 +4,18 @@
 SGLang takes weights from a trainer where it has no replicas, so the ranks step together.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from safetensors.torch import load_file
 from sglang.srt.utils import MultiprocessingSerializer
 from test.e2e.conftest import Client
+from test.e2e.test_pairs import first_turn
 
+from benchmark.engine import Engine
 from benchmark.modes import asking, models
+from benchmark.pd import num_found_pages
 from benchmark.pd_servers import Pair
 from benchmark.servers import ServerSpec, cpu_env, wait_ready
 from benchmark.warm import ForkedServer
@@ -119,13 +124,20 @@ def test_pair_when_both_its_servers_take_new_weights_then_it_finds_nothing_of_be
         kind=ForkedServer,
     )
     with pair, pair.routed() as url:
-        ids, ask = next(asked), asking.tokens(url)
-        first = ask(ids, None)
-        longer = [*ids, *map(int, first.said), *ids[:40]]
-        second = ask(longer, None)
-        assert sum(second.cached.values()) > len(ids)
+        asked_of, ids = SimpleNamespace(pair=pair, router=Engine(url)), next(asked)
+
+        def second_turn():
+            """Its answer; what was found is the answer's pages too."""
+            grown, num_pages = first_turn(asked_of, ids)
+            answer = asked_of.router.generate([*grown, *ids[:40]], num_tokens=4)
+            assert num_found_pages(answer["meta_info"]["cached_tokens_details"]) >= num_pages > 0
+            return grown, answer["output_ids"]
+
+        before = second_turn()
         for server in pair.servers:
             told_in_turn(Client(server), ("/update_weights_from_disk", {"model_path": str(model), "flush_cache": True}))
-        again = ask(ids, None)
-        assert again.said == first.said and not sum(again.cached.values())
-        assert ask(longer, None) == second
+        again = asked_of.router.generate(before[0], num_tokens=1)
+        assert again["meta_info"]["cached_tokens"] == 0
+        for server in pair.servers:
+            told_in_turn(Client(server), ("/flush_cache", {}))
+        assert second_turn() == before

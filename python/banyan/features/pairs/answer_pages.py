@@ -27,6 +27,11 @@ class Answers:
         for key in keys:
             self._handed.put(key, None)
 
+    def clear(self) -> None:
+        """The caches have been emptied, or the weights are others: what was handed over may now be generated here."""
+        self._handed.clear()
+        self._generated.clear()
+
     def behind(self, keys: Sequence[str]) -> list[str]:
         """``keys``, a chain of pages, from the first on that was not handed over."""
         return list(dropwhile(self._handed.__contains__, keys))

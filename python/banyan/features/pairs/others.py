@@ -63,6 +63,7 @@ class Others(Partner):
                 look_again()
 
     def forget(self) -> None:
+        self._answers.clear()
         self.orphans.clear()
         # What looks again belongs to a tier that may go: nothing of it stays, its views of the peers least.
         self.arrivals.clear()

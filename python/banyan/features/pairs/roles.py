@@ -93,5 +93,5 @@ def notes(role: Role, *, has_store: bool, tp_size: int) -> list[str]:
         return [f"{role.value} server without --banyan-store: {what}"]
     return [
         f"{role.value} server: shares by way of --banyan-store with servers of the same weights, page size and "
-        f"--tp-size {tp_size}; after a weight update no longer"
+        f"--tp-size {tp_size}"
     ]

@@ -32,6 +32,15 @@ def test_decode_server_when_it_takes_back_then_its_arena_has_prompts_too_and_onl
     assert others.to_write(["c", "d"]) == [], "once"
 
 
+def test_decode_server_when_its_caches_were_emptied_then_what_was_handed_over_before_is_an_answer_now():
+    others = Others(Role.DECODE, lambda: 0.0, takes_back=True)
+    others.came(["a", "b", "c"], "known")
+    others.forget()
+    others.came(["a"], "known")
+    assert others.to_keep(["a", "b", "c"]) == ["a", "b", "c"]
+    assert others.to_write(["a", "b", "c"]) == ["b", "c"]
+
+
 def test_server_when_it_takes_nothing_back_then_what_came_to_its_arena_is_written():
     assert Others(Role.PREFILL, lambda: 0.0).to_write(["a", "b"]) == ["a", "b"]
     assert Others(Role.DECODE, lambda: 0.0).to_write(["c"]) == ["c"]
