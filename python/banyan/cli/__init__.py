@@ -21,6 +21,7 @@ SHELLS = ("bash", "zsh", "tcsh")
 LABORATORY = {
     "bench": "measure the native core here (banyan-lab)",
     "sim": "simulate clusters that run the shipped policies; check published figures (banyan-lab)",
+    "trace": "where one request's time goes, as a file for Perfetto (banyan-lab)",
 }
 """Commands of a distribution of its own, which enters their functions as entry points of the group ``COMMANDS``."""
 
@@ -30,8 +31,6 @@ COMMANDS = "banyan.commands"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the process exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if words and words[0] in LABORATORY:
-        return _run_in_laboratory(words[0], words[1:])
     try:
         importlib.import_module("banyan._native")
     except ImportError as error:
@@ -39,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("banyan: install the wheel for this system, or make setup in a checkout", file=sys.stderr)
         # 1 of fsck is "repaired".
         return 8 if words[:1] == ["fsck"] else 1
+    if words and words[0] in LABORATORY:
+        return _run_in_laboratory(words[0], words[1:])
     words, launch = _cut_launch(words)
     args = _parser().parse_args(words)
     args.launch = launch
@@ -58,7 +59,7 @@ def _run_in_laboratory(name: str, words: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="banyan", description="One prefix cache over all ranks of an SGLang server.")
     parser.add_argument("--version", action="version", version=f"banyan {__version__} for sglang {SGLANG_VERSION}")
-    from banyan.cli import size, store, telling, trace
+    from banyan.cli import size, store, telling
     from banyan.router import settings
 
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -83,7 +84,6 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="machine-readable")
     _add_api_key(explain)
     explain.set_defaults(run=_explain)
-    trace.add_parser(commands)
     completion = commands.add_parser("completion", help="print what makes a shell complete these commands")
     completion.add_argument("shell", choices=SHELLS)
     completion.set_defaults(run=_completion)

@@ -15,7 +15,6 @@ from typing import Any
 from banyan.routing.cache_path import CACHE_PATH
 
 TIMEOUT_S = 600.0
-STREAM_END = b"[DONE]"
 LOADS_PATH = "/v1/loads?include=core"
 
 
@@ -65,21 +64,6 @@ class Engine:
             raise EngineError(f"{self._url} runs without sharing: start it with --enable-banyan")
         return found
 
-    def stream(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        """Have a prompt answered, and tell of each piece of the answer when it comes.
-
-        Raises:
-            EngineError: when the server refuses or does not answer in time, also in the middle of an answer.
-        """
-        with self._answer("/generate", {**body, "stream": True}, headers) as response:
-            for line in response:
-                said = line.strip().removeprefix(b"data: ")
-                if said and said != STREAM_END:
-                    piece: dict[str, Any] = json.loads(said)
-                    if "error" in piece:
-                        raise EngineError(f"{self._url}/generate: {piece['error']}")
-                    yield piece
-
     def tell_cache(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Tell its cache what to do with a prompt; what became of it.
 
@@ -97,11 +81,6 @@ class Engine:
     def served_model(self) -> str:
         """The name under which it serves its model."""
         return str(self._call("/model_info").get("served_model_name"))
-
-    def set_trace_level(self, level: int) -> None:
-        """From now on the server traces its requests in so much detail, where it was started with tracing; 0: none."""
-        with self._answer(f"/set_trace_level?level={level}", None, {}):
-            pass
 
     def _call(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         with self._answer(path, body, {}) as response:
