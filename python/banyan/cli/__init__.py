@@ -10,6 +10,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from banyan import SGLANG_VERSION, __version__
@@ -204,17 +205,17 @@ def _top(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from banyan.cli import top
-    from banyan.cli.engine import Engine, EngineError
     from banyan.observe import Rates
+    from banyan.observe.asking import Unanswered
     from banyan.observe.summary import summary
 
     if args.json and not args.once:
         print("banyan top: --json: with --once only", file=sys.stderr)
         return 2
     try:
-        engine = Engine(args.url, api_key=_api_key(args), timeout_s=top.TIMEOUT_S)
+        look = partial(top.look, args.url, _api_key(args))
         if args.once:
-            told = summary(Rates(top.look(engine, args.url)))
+            told = summary(Rates(look()))
             if args.json:
                 print(json.dumps(told, indent=2))
                 return 0
@@ -222,8 +223,8 @@ def _top(args: argparse.Namespace) -> int:
             console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
             console.print(top.picture(told))
         else:
-            top.watch(engine, args.url, interval_s=max(0.2, args.interval), console=Console(highlight=False))
-    except (EngineError, OSError) as error:
+            top.watch(look, interval_s=max(0.2, args.interval), console=Console(highlight=False))
+    except (Unanswered, OSError) as error:
         print(f"banyan top: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -9,24 +9,15 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from http import HTTPStatus
 from typing import Any
 
 from banyan.routing.cache_path import CACHE_PATH
 
 TIMEOUT_S = 600.0
-LOADS_PATH = "/v1/loads?include=core"
 
 
 class EngineError(RuntimeError):
-    """The server cannot be asked, or does not have what was asked for; the message says what to do.
-
-    ``status``: of its answer; None when there was none.
-    """
-
-    def __init__(self, message: str, status: int | None = None) -> None:
-        super().__init__(message)
-        self.status = status
+    """The server cannot be asked, or does not have what was asked for; the message says what to do."""
 
 
 class Engine:
@@ -41,16 +32,6 @@ class Engine:
         """What the server tells about itself and its ranks."""
         info: dict[str, Any] = self._call("/server_info")
         return info
-
-    def loads(self) -> dict[str, Any] | None:
-        """How busy its ranks are; None where the server does not tell."""
-        try:
-            loads: dict[str, Any] = self._call(LOADS_PATH)
-        except EngineError as error:
-            if error.status != HTTPStatus.NOT_FOUND:
-                raise
-            return None
-        return loads
 
     def ranks(self) -> dict[int, dict[str, Any]]:
         """Banyan's state of each data-parallel rank.
@@ -96,7 +77,7 @@ class Engine:
                 yield response
         except urllib.error.HTTPError as error:
             said = _read(error)
-            raise EngineError(f"{self._url}{path}: HTTP {error.code}: {said}", error.code) from error
+            raise EngineError(f"{self._url}{path}: HTTP {error.code}: {said}") from error
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise EngineError(f"{self._url}{path}: {error}: is the server running, and is this its address?") from error
 
