@@ -32,7 +32,7 @@ from banyan.router.load_feed import LoadStat, read_load
 from banyan.router.paths import BY_PATH, By
 from banyan.router.verdict import TooLong, WholeEvents
 from banyan.routing.conversation import conversation_of
-from banyan.routing.hint import PrefixHint, ReadHint, SourceHint
+from banyan.routing.hint import TEXT, PrefixHint, ReadHint, SourceHint
 from banyan.routing.question import asked_about
 from banyan.transport.cuda_ipc.description import PlacedExtent, PoolDescription, Probe, Segment
 
@@ -73,7 +73,7 @@ BODIES: tuple[Mapping[str, Any], ...] = (
         "num_hot_ranks": 0,
         "dispatch_us": 5,
     },
-    {"node": "a:1", "first_token": 3, "page_servers": ["a:1", "[::1]:2"], "action": "move"},
+    {"action": "move", "text": "a:1 3"},
 )
 LOAD = {
     **{"dp_rank": 0, "timestamp": 1.0, "num_running_reqs": 1, "num_waiting_reqs": 0, "num_total_tokens": 5},
@@ -119,9 +119,7 @@ def readers() -> list[Reader]:
     return [
         *(Reader(f"body {path}", partial(read_body, path, headers=headers), (), bodies) for path in _read_paths()),
         Reader("fields", _fields, (refused,), bodies),
-        Reader(
-            "header", lambda payload: read_header(payload.decode("latin-1")), (), [b"a:1 5", b"a:1,[::1]:2", b"none"]
-        ),
+        Reader("header", lambda payload: read_text(payload.decode("latin-1")), (), [b"a:1 5", b"a:1,[::1]:2", b"none"]),
         Reader("description", _description, (refused,), [_json(SERVER)]),
         Reader(
             "stream",
@@ -179,7 +177,7 @@ def read_body(path: str, body: bytes, headers: Mapping[str, str]) -> None:
     known = Asked(read, read.token_ids)
     assert known.num_tokens >= 0 and len(known.pieces) * 256 <= len(read.row() or b"")
     if read.token_ids is not None:
-        list(known.ids(4))
+        known.ids(4)
     if read.tokenize is not None:
         msgspec.json.encode(read.tokenize)
     without = DroppedLines(LINE).without(BY_PATH[path], body)
@@ -201,20 +199,16 @@ def _fields(body: bytes) -> None:
     conversation_of(fields, {})
     asked_about(fields)
     asked.from_payload(fields)
-    for kind in (PrefixHint, ReadHint, SourceHint):
-        hint = kind.from_payload(fields)
-        assert hint is None or kind.from_payload(hint.payload()) == hint
+    hint = PrefixHint.from_payload(fields)
+    assert hint is None or PrefixHint.from_payload(hint.payload()) == hint
+    read_text(fields.get(TEXT))
 
 
-def read_header(value: str) -> None:
-    """What a router says to a server: it is read as it was written, or not ours."""
+def read_text(value: object) -> None:
+    """What a router says to a server and the server to its ranks: it is read as it was written, or not ours."""
     for kind in (ReadHint, SourceHint):
-        hint = kind.from_header(value)
-        assert hint is None or kind.from_header(hint.header()) == hint
-
-
-def _header(payload: bytes) -> None:
-    read_header(payload.decode("latin-1"))
+        hint = kind.read(value)
+        assert hint is None or kind.read(hint.text()) == hint
 
 
 def read_description(said: Mapping[str, Any]) -> None:

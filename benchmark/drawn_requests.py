@@ -114,8 +114,7 @@ def _hints(rng: random.Random) -> dict[str, Any]:
         "policy",
         "action",
         "reason",
-        "page_servers",
-        "node",
+        "text",
         "server",
         "dp_max_kv_len",
     )

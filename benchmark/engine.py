@@ -35,6 +35,11 @@ def _hints(action_type: str, action_version: str, payload: Mapping[str, Any]) ->
 class Engine(engine.Engine):
     """One server."""
 
+    def loads(self) -> list[dict[str, Any]]:
+        """How busy its ranks are."""
+        loads: list[dict[str, Any]] = self._call("/v1/loads?include=core")["loads"]
+        return loads
+
     def prefill(self, token_ids: Sequence[int], *, rank: int, action: Action | None = None) -> dict[str, Any]:
         """Have a rank prefill a prompt and generate one token; the answer's ``meta_info``.
 

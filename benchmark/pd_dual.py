@@ -130,8 +130,7 @@ class Queues:
     def _run(self) -> None:
         while not self._has_ended.wait(SAMPLE_S):
             for side, server in self._servers.items():
-                loads = (Engine(server.url).loads() or {}).get("loads", [])
-                now = sum(load["read_queue_tokens"] for load in loads)
+                now = sum(load["read_queue_tokens"] for load in Engine(server.url).loads())
                 self.most_tokens[side] = max(self.most_tokens[side], now)
 
     def __enter__(self) -> Queues:
@@ -216,7 +215,7 @@ def _sides(setting: Setting) -> dict[str, Server]:
 
 def _reported_rate(server: Server) -> float:
     """Tokens a second, as its router hears."""
-    return float(sum(load["read_tokens_per_s"] for load in (Engine(server.url).loads() or {}).get("loads", [])))
+    return float(sum(load["read_tokens_per_s"] for load in Engine(server.url).loads()))
 
 
 def simulated(rows: Sequence[Mapping[str, Any]], rates: PairRates) -> list[dict[str, Any]]:

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from banyan.cli import trace
-from banyan.observe.timeline import FIRST_TOKEN, chrome_trace
-from benchmark.engine import Engine
+from banyan_lab.trace import command as trace
+from banyan_lab.trace.server import TracingServer
+from banyan_lab.trace.timeline import FIRST_TOKEN, chrome_trace
 from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.processor import CPU_ENGINE
 from benchmark.provenance import provenance
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> dict[str, trace.Traced]:
     servers = [ForkedServer(ServerSpec(kind, 2, kind, flags, variables), args.model, args.out) for kind in KINDS]
     try:
         wait_ready(servers)
-        engines = {server.spec.label: Engine(server.url) for server in servers}
+        engines = {server.spec.label: TracingServer(server.url) for server in servers}
         for seed in range(2):
             question = trace.Question(prompt_of(args.words, seed), num_tokens=2, rank=1, first_on=(0,))
             traced = trace.trace(engines, question, listen=listen)

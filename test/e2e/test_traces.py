@@ -11,9 +11,9 @@ import pytest
 from test.e2e.conftest import MOVE
 
 from banyan import cli
-from banyan.observe.collector import Collector
-from banyan.observe.timeline import is_whole
-from benchmark.engine import Engine
+from banyan_lab.trace.collector import Collector
+from banyan_lab.trace.server import TracingServer
+from banyan_lab.trace.timeline import is_whole
 from benchmark.modes import asking, models
 from benchmark.servers import ServerSpec, cpu_env, free_port, wait_ready
 from benchmark.warm import ForkedServer
@@ -45,9 +45,9 @@ def server(alone, endpoint, tmp_path_factory):
 def collector(endpoint, server):
     made = Collector(endpoint)
     made.expect(TRACE_ID)
-    Engine(server.url).set_trace_level(1)
+    TracingServer(server.url).set_trace_level(1)
     yield made
-    Engine(server.url).set_trace_level(0)
+    TracingServer(server.url).set_trace_level(0)
     made.close()
 
 
@@ -93,8 +93,8 @@ def test_banyan_trace_when_a_request_fetches_then_its_file_has_every_step_and_ev
     server, endpoint, tmp_path, capsys, monkeypatch
 ):
     # Nobody knows of spans that have not come: a rank may be as late with them as a busy machine makes it.
-    monkeypatch.setattr("banyan.cli.trace.QUIET_S", 6.0)
-    monkeypatch.setattr("banyan.cli.trace.PATIENCE_S", 90.0)
+    monkeypatch.setattr("banyan_lab.trace.command.QUIET_S", 6.0)
+    monkeypatch.setattr("banyan_lab.trace.command.PATIENCE_S", 90.0)
     prompt, out = tmp_path / "prompt.txt", tmp_path / "trace.json"
     prompt.write_text("the river and the stone, the harbour and the road " * 12)
     words = ["trace", server.url, "--prompt-file", str(prompt), "--first-on", "0", "--rank", "1"]

@@ -125,7 +125,7 @@ def test_commands_when_run_outside_the_repository_then_each_explains_itself(inst
     listed = installed.run("banyan", "--help")
     assert listed.returncode == 0, listed.stderr
     commands = re.findall(r"^    ([a-z]+) ", listed.stdout, re.MULTILINE)
-    assert {"doctor", "route", "explain", "store", "bench", "sim"} <= set(commands)
+    assert {"doctor", "route", "explain", "store", "bench", "sim", "trace"} <= set(commands)
     for command in commands:
         done = installed.run("banyan", command, "--help")
         assert done.returncode == 0 and "usage:" in done.stdout, (command, done.stderr)

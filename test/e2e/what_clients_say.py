@@ -119,8 +119,8 @@ BAD: dict[str, tuple[Said, ...]] = {
     "`kv_hints`, `banyan.plan`": (_asked(("banyan.plan", {"action": "steal"})),),
     "`kv_hints`, other actions of `banyan.`": (
         _asked(("banyan.prefix", FORGED)),
-        _asked(("banyan.read", {"node": "127.0.0.1:1", "first_token": 2**62})),
-        _asked(("banyan.source", {"page_servers": ["127.0.0.1:1"] * 1000})),
+        _asked(("banyan.read", {"text": f"127.0.0.1:1 {2**62}"})),
+        _asked(("banyan.source", {"text": ",".join(["127.0.0.1:1"] * 300)})),
     ),
     TOLD: (
         *(_asked(("pin", {"ttl_s": value})) for value in (0, -1, 1e9, "5", None)),

@@ -23,7 +23,7 @@ ORDINARY = set(
     abort above action active actor adder address admission affinity agent alert all allocator allowance
     announcement answer app arrival asked asking assemble attempt auto backend bad banyan batch below best block
     body bound bounded branch break budget busy cache cacheable call caller capability capacity carrier channel chat
-    checkpoint choice choose cleared cli clock collector combination coming compressed condition config connection
+    checkpoint choice choose cleared cli clock combination coming compressed condition config connection
     control controller conversation copies core correction cost counter cpu cuda decision declined decoding demand
     described description device doctor drive driver dropped dry dsa dualpath else elsewhere ending endpoint engine
     entry error estimate estimated event everywhere evicting executor explain exported fact failed fault figure file
@@ -39,7 +39,7 @@ ORDINARY = set(
     robin role room round route routing row run runtime said sample scheme screened sealing seeded seen sender sent
     server session setting setup severity sglang shape shared sharing site size sizing space speculation spent start
     stat state step sticky still stop stopwatch stored stranger stream subscription summary table taken task tcp
-    telemetry text thread tie tile time timeline timer token too top trace traced trans transfer transport tried
+    telemetry text thread tie tile time timer token too top traced trans transfer transport tried
     unanswered unified unreached until upstream usage value verdict view wait waited waiting walk wanted watch
     watchdog watched wearing web webpage whole why wire worker worth writable write wrong
     """.split()

@@ -18,7 +18,6 @@ PACKAGE = ROOT / "python" / "banyan"
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 CALLED_BY_OTHERS = {
-    "Export": "gRPC calls it for what a server sends to a collector",
     "callback": "pyzmq's authenticator asks whose key may come in",
     "send_kv_status_message": "SGLang's managers tell decode servers by it",
     "send_kvcache": "SGLang's NIXL manager: its worker calls it for each chunk",

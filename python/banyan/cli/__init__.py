@@ -10,6 +10,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from banyan import SGLANG_VERSION, __version__
@@ -21,6 +22,7 @@ SHELLS = ("bash", "zsh", "tcsh")
 LABORATORY = {
     "bench": "measure the native core here (banyan-lab)",
     "sim": "simulate clusters that run the shipped policies; check published figures (banyan-lab)",
+    "trace": "where one request's time goes, as a file for Perfetto (banyan-lab)",
 }
 """Commands of a distribution of its own, which enters their functions as entry points of the group ``COMMANDS``."""
 
@@ -30,8 +32,6 @@ COMMANDS = "banyan.commands"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the process exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if words and words[0] in LABORATORY:
-        return _run_in_laboratory(words[0], words[1:])
     try:
         importlib.import_module("banyan._native")
     except ImportError as error:
@@ -39,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("banyan: install the wheel for this system, or make setup in a checkout", file=sys.stderr)
         # 1 of fsck is "repaired".
         return 8 if words[:1] == ["fsck"] else 1
+    if words and words[0] in LABORATORY:
+        return _run_in_laboratory(words[0], words[1:])
     words, launch = _cut_launch(words)
     args = _parser().parse_args(words)
     args.launch = launch
@@ -58,7 +60,7 @@ def _run_in_laboratory(name: str, words: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="banyan", description="One prefix cache over all ranks of an SGLang server.")
     parser.add_argument("--version", action="version", version=f"banyan {__version__} for sglang {SGLANG_VERSION}")
-    from banyan.cli import size, store, telling, trace
+    from banyan.cli import size, store, telling
     from banyan.router import settings
 
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -83,7 +85,6 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="machine-readable")
     _add_api_key(explain)
     explain.set_defaults(run=_explain)
-    trace.add_parser(commands)
     completion = commands.add_parser("completion", help="print what makes a shell complete these commands")
     completion.add_argument("shell", choices=SHELLS)
     completion.set_defaults(run=_completion)
@@ -204,17 +205,17 @@ def _top(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from banyan.cli import top
-    from banyan.cli.engine import Engine, EngineError
     from banyan.observe import Rates
+    from banyan.observe.asking import Unanswered
     from banyan.observe.summary import summary
 
     if args.json and not args.once:
         print("banyan top: --json: with --once only", file=sys.stderr)
         return 2
     try:
-        engine = Engine(args.url, api_key=_api_key(args), timeout_s=top.TIMEOUT_S)
+        look = partial(top.look, args.url, _api_key(args))
         if args.once:
-            told = summary(Rates(top.look(engine, args.url)))
+            told = summary(Rates(look()))
             if args.json:
                 print(json.dumps(told, indent=2))
                 return 0
@@ -222,8 +223,8 @@ def _top(args: argparse.Namespace) -> int:
             console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
             console.print(top.picture(told))
         else:
-            top.watch(engine, args.url, interval_s=max(0.2, args.interval), console=Console(highlight=False))
-    except (EngineError, OSError) as error:
+            top.watch(look, interval_s=max(0.2, args.interval), console=Console(highlight=False))
+    except (Unanswered, OSError) as error:
         print(f"banyan top: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -9,25 +9,15 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from http import HTTPStatus
 from typing import Any
 
 from banyan.routing.cache_path import CACHE_PATH
 
 TIMEOUT_S = 600.0
-STREAM_END = b"[DONE]"
-LOADS_PATH = "/v1/loads?include=core"
 
 
 class EngineError(RuntimeError):
-    """The server cannot be asked, or does not have what was asked for; the message says what to do.
-
-    ``status``: of its answer; None when there was none.
-    """
-
-    def __init__(self, message: str, status: int | None = None) -> None:
-        super().__init__(message)
-        self.status = status
+    """The server cannot be asked, or does not have what was asked for; the message says what to do."""
 
 
 class Engine:
@@ -43,16 +33,6 @@ class Engine:
         info: dict[str, Any] = self._call("/server_info")
         return info
 
-    def loads(self) -> dict[str, Any] | None:
-        """How busy its ranks are; None where the server does not tell."""
-        try:
-            loads: dict[str, Any] = self._call(LOADS_PATH)
-        except EngineError as error:
-            if error.status != HTTPStatus.NOT_FOUND:
-                raise
-            return None
-        return loads
-
     def ranks(self) -> dict[int, dict[str, Any]]:
         """Banyan's state of each data-parallel rank.
 
@@ -64,21 +44,6 @@ class Engine:
         if not found:
             raise EngineError(f"{self._url} runs without sharing: start it with --enable-banyan")
         return found
-
-    def stream(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        """Have a prompt answered, and tell of each piece of the answer when it comes.
-
-        Raises:
-            EngineError: when the server refuses or does not answer in time, also in the middle of an answer.
-        """
-        with self._answer("/generate", {**body, "stream": True}, headers) as response:
-            for line in response:
-                said = line.strip().removeprefix(b"data: ")
-                if said and said != STREAM_END:
-                    piece: dict[str, Any] = json.loads(said)
-                    if "error" in piece:
-                        raise EngineError(f"{self._url}/generate: {piece['error']}")
-                    yield piece
 
     def tell_cache(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Tell its cache what to do with a prompt; what became of it.
@@ -98,11 +63,6 @@ class Engine:
         """The name under which it serves its model."""
         return str(self._call("/model_info").get("served_model_name"))
 
-    def set_trace_level(self, level: int) -> None:
-        """From now on the server traces its requests in so much detail, where it was started with tracing; 0: none."""
-        with self._answer(f"/set_trace_level?level={level}", None, {}):
-            pass
-
     def _call(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         with self._answer(path, body, {}) as response:
             return json.loads(response.read())
@@ -117,7 +77,7 @@ class Engine:
                 yield response
         except urllib.error.HTTPError as error:
             said = _read(error)
-            raise EngineError(f"{self._url}{path}: HTTP {error.code}: {said}", error.code) from error
+            raise EngineError(f"{self._url}{path}: HTTP {error.code}: {said}") from error
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise EngineError(f"{self._url}{path}: {error}: is the server running, and is this its address?") from error
 

@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import aiohttp
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from banyan.cli.engine import Engine, EngineError
-from banyan.observe import NotSharing, Rates, Reading
+from banyan.observe import Rates, Reading, asking
 from banyan.observe.summary import summary
 from banyan.telemetry import WINDOW_MINUTES
 
@@ -21,33 +22,28 @@ COLOURS = {"own": "green", "peer": "cyan", "host": "blue", "store": "magenta", "
 WORDS = {"own": "own pool", "peer": "peers", "host": "arena", "store": "store", "computed": "computed"}
 COLUMNS = ("run", "wait", "free", "pool", "quarantine", "hits", "fetched/s", "evicted copies", "last", "displaced")
 BAR_CELLS = 60
-TIMEOUT_S = 15.0
 
 
-def look(engine: Engine, url: str) -> Reading:
-    """The server now.
+def look(url: str, api_key: str | None) -> Reading:
+    """``asking.look``, for who waits. Proxies are those of the environment."""
 
-    Raises:
-        EngineError: when it cannot be asked, or runs without Banyan.
-    """
-    try:
-        return Reading.of(url, time.time(), engine.server_info(), engine.loads())
-    except NotSharing as error:
-        raise EngineError(str(error)) from None
-    except ValueError as error:
-        raise EngineError(f"{error}: is it another release of Banyan?") from None
+    async def ask() -> Reading:
+        async with aiohttp.ClientSession(trust_env=True) as session:
+            return await asking.look(session, url.rstrip("/"), api_key)
+
+    return asyncio.run(ask())
 
 
-def watch(engine: Engine, url: str, *, interval_s: float, console: Console) -> None:
+def watch(look: Callable[[], Reading], *, interval_s: float, console: Console) -> None:
     """Show the server until interrupted. While it does not answer, what was seen last stays, with the reason."""
-    before = look(engine, url)
+    before = look()
     seen: RenderableType = picture(summary(Rates(before)))
     with Live(seen, console=console, auto_refresh=False, screen=console.is_terminal) as live:
         while True:
             time.sleep(interval_s)
             try:
-                now = look(engine, url)
-            except EngineError as error:
+                now = look()
+            except asking.Unanswered as error:
                 live.update(Group(seen, Text(str(error), style="bold red")), refresh=True)
                 continue
             seen = picture(summary(Rates(now, before)))

@@ -20,10 +20,6 @@ HIT_SOURCES = ("own", "peer", "host", "store")
 """Where cached tokens were, the nearest first; counters ``<source>_tokens``."""
 
 
-class NotSharing(ValueError):
-    """The server runs without Banyan."""
-
-
 @dataclass(frozen=True, slots=True)
 class SeenPrompt:
     """One of a rank's last prompts, and who holds how many leading tokens of it.
@@ -123,8 +119,8 @@ class Reading:
         """From the server's answers.
 
         Raises:
-            NotSharing: when no rank runs Banyan.
-            ValueError: when the answers are not SGLang's, or tell of more ranks or more of a rank than ours.
+            ValueError: when no rank runs Banyan, or the answers are not SGLang's, or tell of more ranks or more of a
+                rank than ours.
         """
         try:
             states = [state["banyan"] for state in info.get("internal_states") or () if "banyan" in state]
@@ -135,9 +131,10 @@ class Reading:
             _at_most(MAX_RANKS, firsts)
             ranks = tuple(_rank(number, firsts[number], load_of.get(number)) for number in sorted(firsts))
         except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
-            raise ValueError(f"{url}/server_info is not as Banyan's ranks answer: {error!r}") from None
+            said = f"{url}/server_info is not as Banyan's ranks answer: {error!r}"
+            raise ValueError(f"{said}: is it another release of Banyan?") from None
         if not ranks:
-            raise NotSharing(f"{url} runs without Banyan: start it with --enable-banyan")
+            raise ValueError(f"{url} runs without Banyan: start it with --enable-banyan")
         return cls(url, taken_s, str(info.get("model_path", "")), str(info.get("version", "")), ranks)
 
     def total(self, name: str) -> float:

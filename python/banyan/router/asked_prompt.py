@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 
-from banyan.router.blocks import PromptIds, block_ids
+from banyan.router.blocks import block_ids
 from banyan.router.prompt import Request
 from banyan.routing.sent import BYTES_PER_TOKEN, piece_ids
 
@@ -39,16 +39,15 @@ class Asked:
         one = len(self.token_ids) if self.token_ids is not None else len(row) // BYTES_PER_TOKEN
         return max(1, one) * (1 + self.request.num_others)
 
-    def ids(self, block_tokens: int) -> PromptIds:
+    def ids(self, block_tokens: int) -> list[int]:
         """Of the prompt's blocks of that size, for targets whose events name them."""
         assert self.token_ids is not None
         if block_tokens not in self._ids:
-            coming = block_ids(self.token_ids, block_tokens, self.request.cache_salt)
-            self._ids[block_tokens] = PromptIds(coming)
+            self._ids[block_tokens] = block_ids(self.token_ids, block_tokens, self.request.cache_salt)
         return self._ids[block_tokens]
 
     @cached_property
-    def _ids(self) -> dict[int, PromptIds]:
+    def _ids(self) -> dict[int, list[int]]:
         return {}
 
     @cached_property
@@ -63,4 +62,4 @@ class Asked:
         _ = self.pieces
         if self.token_ids is not None and self.request.is_salted_only:
             for block_tokens in block_sizes:
-                list(self.ids(block_tokens))
+                self.ids(block_tokens)

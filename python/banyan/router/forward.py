@@ -183,7 +183,7 @@ class Forwarder:
         if source is None:
             return going
         self._metrics.told(server, source)
-        return replace(going, headers={**going.headers, SOURCE_HEADER: source.header()})
+        return replace(going, headers={**going.headers, SOURCE_HEADER: source.text()})
 
     async def _send(self, server: Server, attempt: Attempt, going: SentRequest, *, rank: int | None) -> Tried | None:
         """Send a request, until the first bytes of an answer are there; else why there are none."""

@@ -197,7 +197,7 @@ def _in_a_room(going: SentRequest, half: _Half, tried: Sequence[Tried]) -> SentR
     rendezvous = Rendezvous(f"[{host}]" if ":" in host else host, description.bootstrap_port, room)
     headers = dict(going.headers)
     if half.path is not None and half.path.hint is not None:
-        headers[READ_HEADER] = half.path.hint.header()
+        headers[READ_HEADER] = half.path.hint.text()
     if any(LOAD_FAILED in one.error for one in tried):
         headers = {**headers, PLAN_HEADER: Action.COMPUTE.value}
     return replace(going, body=address(going.body, rendezvous), headers=headers)

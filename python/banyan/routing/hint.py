@@ -37,6 +37,9 @@ SESSION_ACTION = "banyan.session"
 OWN_ACTIONS = frozenset({ACTION_TYPE, READ_ACTION, SOURCE_ACTION, SESSION_ACTION})
 """What only a server's own processes say to each other. The seam marks it with what no client knows."""
 
+TEXT = "text"
+"""Field of the payloads of ``READ_ACTION`` and ``SOURCE_ACTION``: what the header said."""
+
 NOBODY = "none"
 """In a header, in place of a page server."""
 
@@ -113,28 +116,17 @@ class ReadHint:
     node: str
     first_token: int
 
-    def header(self) -> str:
-        """In a request that is on its way to the server."""
+    def text(self) -> str:
+        """As it travels: in a header to the server, in a payload (``TEXT``) to its ranks."""
         return f"{self.node} {self.first_token}"
 
     @classmethod
-    def from_header(cls, value: str) -> ReadHint | None:
+    def read(cls, text: object) -> ReadHint | None:
         """None when it is not one of ours."""
-        node, _, first = value.partition(" ")
-        is_ours = len(value) <= MAX_HEADER_BYTES and node and first.isascii() and first.isdecimal()
-        return cls(node, int(first)) if is_ours else None
-
-    def payload(self) -> dict[str, object]:
-        return asdict(self)
-
-    @classmethod
-    def from_payload(cls, payload: Mapping[str, object]) -> ReadHint | None:
-        """Read a payload that crossed a process border; None when it is not one of ours."""
-        try:
-            hint = msgspec.convert(payload, cls)
-        except msgspec.ValidationError:
+        if not isinstance(text, str) or len(text) > MAX_HEADER_BYTES:
             return None
-        return hint if hint.first_token >= 0 else None
+        node, _, first = text.partition(" ")
+        return cls(node, int(first)) if node and first.isascii() and first.isdecimal() else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,32 +136,17 @@ class SourceHint:
 
     page_servers: tuple[Address, ...]
 
-    def header(self) -> str:
-        """In a request that is on its way to the server."""
+    def text(self) -> str:
+        """As that of ``ReadHint``."""
         return ",".join(map(str, self.page_servers)) or NOBODY
 
     @classmethod
-    def from_header(cls, value: str) -> SourceHint | None:
+    def read(cls, text: object) -> SourceHint | None:
         """None when it is not one of ours."""
-        if len(value) > MAX_HEADER_BYTES:
+        if not isinstance(text, str) or len(text) > MAX_HEADER_BYTES:
             return None
-        return cls._of([] if value == NOBODY else value.split(","))
-
-    def payload(self) -> dict[str, object]:
-        return {"page_servers": [str(page_server) for page_server in self.page_servers]}
-
-    @classmethod
-    def from_payload(cls, payload: Mapping[str, object]) -> SourceHint | None:
-        """Read a payload that crossed a process border; None when it is not one of ours."""
         try:
-            return cls._of(msgspec.convert(payload.get("page_servers"), list[str]))
-        except msgspec.ValidationError:
-            return None
-
-    @classmethod
-    def _of(cls, page_servers: Sequence[str]) -> SourceHint | None:
-        try:
-            return cls(tuple(Address.parse(page_server) for page_server in page_servers))
+            return cls(tuple(map(Address.parse, [] if text == NOBODY else text.split(","))))
         except ValueError:
             return None
 

@@ -17,7 +17,7 @@ from banyan.features.pairs.roles import Role
 from banyan.planner import asked
 from banyan.routing.conversation import conversation_of
 from banyan.routing.headers import PLAN_HEADER, READ_HEADER, SOURCE_HEADER
-from banyan.routing.hint import ACTION_VERSION, READ_ACTION, SESSION_ACTION, SOURCE_ACTION
+from banyan.routing.hint import ACTION_VERSION, NOBODY, READ_ACTION, SESSION_ACTION, SOURCE_ACTION, TEXT
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.kv_hints import payload_of
 from banyan.sglang_plugin.launcher import rerun
@@ -185,7 +185,7 @@ def test_pair_when_the_router_says_who_reads_then_the_request_carries_it(monkeyp
     for value in ("10.0.0.2:7400 992", "nonsense", ""):
         assert ask(engine, SimpleNamespace(headers={READ_HEADER: value})) == ["right"]
     assert actions(engine.seen[0]) == [READ_ACTION]
-    assert payload_of(engine.seen[0], READ_ACTION, ACTION_VERSION) == {"node": "10.0.0.2:7400", "first_token": 992}
+    assert payload_of(engine.seen[0], READ_ACTION, ACTION_VERSION) == {TEXT: "10.0.0.2:7400 992"}
     assert engine.seen[1:] == [None, None]
 
 
@@ -196,7 +196,7 @@ def test_request_when_the_router_names_a_source_then_it_carries_it_and_its_secon
     for value in ("10.0.0.2:7400", "none", "nonsense"):
         assert ask(engine, SimpleNamespace(headers={SOURCE_HEADER: value})) == ["right"]
     payloads = [payload_of(hints, SOURCE_ACTION, ACTION_VERSION) for hints in engine.seen]
-    assert payloads == [{"page_servers": ["10.0.0.2:7400"]}, {"page_servers": []}, None]
+    assert payloads == [{TEXT: "10.0.0.2:7400"}, {TEXT: NOBODY}, None]
     if role is Role.ALONE:
         engine = Engine([DAMAGED], ["right"])
         assert ask(engine, SimpleNamespace(headers={SOURCE_HEADER: "10.0.0.2:7400"})) == ["right"]

@@ -3,7 +3,7 @@
 
 from xml.etree import ElementTree
 
-from banyan.observe.timeline import CLIENT, FIRST_TOKEN, Step, chrome_trace
+from banyan_lab.trace.timeline import CLIENT, FIRST_TOKEN, Step, chrome_trace
 from benchmark.request_trace import draw, prompt_of
 
 MS = 1_000_000

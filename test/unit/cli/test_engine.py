@@ -22,36 +22,10 @@ def test_ranks_when_the_server_does_not_share_then_the_flag_is_named(served):
         Engine(url).ranks()
 
 
-def test_stream_when_an_answer_comes_in_pieces_then_each_is_told(served):
-    url, answers, sent = served
-    answers["/generate"] = 200, 'data: {"text": "a"}\n\ndata: {"text": "ab"}\n\ndata: [DONE]\n\n'
-    assert [piece["text"] for piece in Engine(url).stream({"text": "x"}, {"traceparent": "t"})] == ["a", "ab"]
-    ((_, body),) = sent
-    assert body == {"text": "x", "stream": True}
-
-
-def test_stream_when_the_server_gives_up_in_the_middle_then_said(served):
-    url, answers, _ = served
-    answers["/generate"] = 200, 'data: {"text": "a"}\n\ndata: {"error": {"message": "no memory"}}\n\n'
-    pieces = Engine(url).stream({"text": "x"}, {})
-    assert next(pieces) == {"text": "a"}
-    with pytest.raises(EngineError, match="no memory"):
-        next(pieces)
-
-
 def test_model_when_asked_for_then_as_the_server_serves_it(served):
     url, answers, _ = served
     answers["/model_info"] = 200, json.dumps({"served_model_name": "org/m:8b"})
     assert Engine(url).served_model() == "org/m:8b"
-
-
-def test_trace_level_when_set_then_asked_for_and_when_the_server_knows_none_then_said(served):
-    url, answers, sent = served
-    with pytest.raises(EngineError, match="HTTP 404"):
-        Engine(url).set_trace_level(3)
-    answers["/set_trace_level?level=3"] = 200, "success"
-    Engine(url).set_trace_level(3)
-    assert sent[-1] == ("/set_trace_level?level=3", None)
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,10 @@ def test_laboratory_when_a_command_is_named_then_its_module_gets_the_rest(monkey
     assert asked == [["copy", "--json"]]
 
 
-def test_command_when_the_native_core_does_not_load_then_the_way_out_and_no_traceback():
-    script = "import sys\nsys.modules['banyan._native'] = None\nfrom banyan import cli\nsys.exit(cli.main(['doctor']))"
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("words", [["doctor"], ["trace", "http://a", "--prompt", "x"]], ids=" ".join)
+def test_command_when_the_native_core_does_not_load_then_the_way_out_and_no_traceback(words):
+    script = "import sys\nsys.modules['banyan._native'] = None\nfrom banyan import cli\nsys.exit(cli.main())"
+    ended = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
     assert ended.returncode == 1 and "Traceback" not in ended.stderr and not ended.stdout
     assert "install the wheel for this system" in ended.stderr
 

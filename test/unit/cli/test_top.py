@@ -8,30 +8,21 @@ from test.unit.observe.fake_banyan import FakeBanyan
 
 from banyan import cli
 from banyan.cli import top
-from banyan.cli.engine import EngineError
+from banyan.observe import asking
 from banyan.telemetry import GAUGES
-
-
-class FakeEngine:
-    server = None
-
-    def __init__(self, url, **settings):
-        self.num_looks = 0
-
-    def server_info(self):
-        self.num_looks += 1
-        self.server.step()
-        return self.server.info()
-
-    def loads(self):
-        return self.server.loads()
 
 
 @pytest.fixture(autouse=True)
 def server(monkeypatch):
     made = FakeBanyan()
-    monkeypatch.setattr(FakeEngine, "server", made)
-    monkeypatch.setattr("banyan.cli.engine.Engine", FakeEngine)
+
+    async def answer(session, url, api_key):
+        if url.endswith("/v1/loads?include=core"):
+            return made.loads()
+        made.step()
+        return made.info()
+
+    monkeypatch.setattr(asking, "_json", answer)
     return made
 
 
@@ -92,6 +83,13 @@ def test_top_when_the_server_runs_without_banyan_then_one_line_and_exit_1(capsys
     assert said.out == "" and said.err == "banyan top: http://a runs without Banyan: start it with --enable-banyan\n"
 
 
+def test_top_when_nobody_listens_there_then_one_line_and_exit_1(capsys, monkeypatch):
+    monkeypatch.undo()
+    assert cli.main(["top", "http://127.0.0.1:9/", "--once"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("banyan top: http://127.0.0.1:9 does not answer: ")
+
+
 def test_top_when_json_is_asked_for_again_and_again_then_refused(capsys):
     assert cli.main(["top", "--json"]) == 2
     assert "--json: with --once only" in capsys.readouterr().err
@@ -104,7 +102,6 @@ def test_top_when_the_model_has_a_name_like_markup_then_it_is_shown_as_it_is(cap
 
 
 def test_watch_when_the_server_does_not_answer_for_a_while_then_the_reason_is_shown_and_it_goes_on(monkeypatch):
-    engine = FakeEngine("http://a")
     sleeps = []
 
     def sleep(seconds):
@@ -113,17 +110,16 @@ def test_watch_when_the_server_does_not_answer_for_a_while_then_the_reason_is_sh
             raise KeyboardInterrupt
 
     monkeypatch.setattr(top.time, "sleep", sleep)
-    answers, ask = iter([True, False, True, True]), engine.server_info
+    answers = iter([True, False, True, True])
 
-    def server_info():
+    def look():
         if not next(answers):
-            raise EngineError("http://a: it rests")
-        return ask()
+            raise asking.Unanswered("http://a: it rests")
+        return top.look("http://a", None)
 
-    engine.server_info = server_info
     console = Console(record=True, width=160, file=io.StringIO(), force_terminal=True)
     with pytest.raises(KeyboardInterrupt):
-        top.watch(engine, "http://a", interval_s=2.0, console=console)
+        top.watch(look, interval_s=2.0, console=console)
     assert sleeps == [2.0] * 4
     text = console.export_text()
     assert "it rests" in text and "since the last look" in text

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 from test.unit.observe.fake_banyan import NOW_S, FakeBanyan
 
-from banyan.observe import NotSharing, Rates, Reading, prefix_tree
+from banyan.observe import Rates, Reading, prefix_tree
 from banyan.observe.prefix_tree import MAX_LEVELS
 from banyan.observe.reading import SeenPrompt
 from banyan.observe.summary import summary
@@ -20,7 +20,7 @@ def read(server, taken_s=None):
 def test_reading_when_no_rank_runs_banyan_then_it_is_said_what_to_do():
     server = FakeBanyan()
     server.banyan = False
-    with pytest.raises(NotSharing, match="http://a runs without Banyan: start it with --enable-banyan"):
+    with pytest.raises(ValueError, match="http://a runs without Banyan: start it with --enable-banyan"):
         read(server)
 
 

@@ -5,32 +5,42 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from itertools import islice
+
+import pytest
 
 from banyan.router.blocks import (
     ARENA,
+    STEP_PAGES,
     STORE,
-    PromptIds,
     RankBlocks,
     block_ids,
     held_by,
     held_in_memory,
     leading_blocks,
     pack,
+    salt_digest,
 )
 
 TOKENS = array("I", range(1, 18))
 
 
-def test_ids_when_computed_then_the_first_bits_of_the_chained_sha256():
-    first = hashlib.sha256(b"".join(token.to_bytes(4, "little") for token in TOKENS[:4])).digest()
-    second = hashlib.sha256(first + b"".join(token.to_bytes(4, "little") for token in TOKENS[4:8])).digest()
-    expected = [int.from_bytes(digest[:8], "big", signed=True) for digest in (first, second)]
-    assert list(islice(block_ids(TOKENS, 4), 2)) == expected
+@pytest.mark.parametrize("cache_salt", [None, "", "a"])
+def test_ids_when_computed_then_the_first_bits_of_the_chained_sha256(cache_salt):
+    tokens, digest, expected = array("I", range((STEP_PAGES + 40) * 4 + 1)), salt_digest(cache_salt) or b"", []
+    for start in range(0, len(tokens) - 4, 4):
+        page = b"".join(token.to_bytes(4, "little") for token in tokens[start : start + 4])
+        digest = hashlib.sha256(digest + page).digest()
+        expected.append(int.from_bytes(digest[:8], "big", signed=True))
+    assert block_ids(tokens, 4, cache_salt) == expected
+
+
+@pytest.mark.parametrize("block_tokens", [-16, 0, 1 << 100])
+def test_ids_when_a_server_names_a_size_that_no_block_has_then_none(block_tokens):
+    assert block_ids(TOKENS, block_tokens) == []
 
 
 def test_ids_when_the_last_page_is_just_full_then_its_last_token_keeps_it_out():
-    assert [len(list(block_ids(TOKENS[:num], 4))) for num in (0, 1, 4, 5, 8, 9)] == [0, 0, 0, 1, 1, 2]
+    assert [len(block_ids(TOKENS[:num], 4)) for num in (0, 1, 4, 5, 8, 9)] == [0, 0, 0, 1, 1, 2]
 
 
 def test_ids_when_salted_then_no_page_is_shared():
@@ -43,19 +53,11 @@ def test_pack_when_it_is_no_list_of_tokens_then_none():
     assert [pack(value) for value in ([-1], [1 << 32], [1.5], "12", None, [[1]])] == [None] * 6
 
 
-def test_leading_when_ranks_hold_different_lengths_then_each_its_own_and_no_more_is_hashed():
+def test_leading_when_ranks_hold_different_lengths_then_each_its_own():
     ranks = [RankBlocks() for _ in range(3)]
     ranks[0].stored([1, 2, 4], "GPU")
     ranks[1].stored([1, 2, 3, 4], "GPU")
-    asked = []
-
-    def ids():
-        for block_id in (1, 2, 3, 9, 4):
-            asked.append(block_id)
-            yield block_id
-
-    assert leading_blocks(ids(), [held_by([rank]) for rank in ranks]) == [2, 3, 0]
-    assert asked == [1, 2, 3, 9]
+    assert leading_blocks([1, 2, 3, 9, 4], [held_by([rank]) for rank in ranks]) == [2, 3, 0]
 
 
 def test_blocks_when_removed_from_one_medium_then_the_other_still_holds_them():
@@ -102,16 +104,3 @@ def test_blocks_when_ranks_and_others_with_the_same_store_hold_them_then_the_ser
     server = held_by([own, peer], [other])
     assert [server(block_id) for block_id in (1, 2, 3, 4)] == [True, True, True, False]
     assert leading_blocks([1, 2, 3, 4], [server, held_by([own])]) == [3, 1]
-
-
-def test_prompt_when_its_ids_are_read_twice_then_each_is_hashed_once():
-    asked = []
-
-    def coming():
-        for block_id in (1, 2, 3):
-            asked.append(block_id)
-            yield block_id
-
-    ids = PromptIds(coming())
-    assert list(islice(ids, 2)) == [1, 2] and asked == [1, 2]
-    assert list(ids) == list(ids) == [1, 2, 3] and asked == [1, 2, 3]

@@ -15,7 +15,7 @@ from banyan.router.prompt import Request
 from banyan.routing import POLICIES, Dispatcher, LoadReport
 
 TOKENS = pack(list(range(65)))
-IDS = list(block_ids(TOKENS, 16))
+IDS = block_ids(TOKENS, 16)
 PROMPT = Asked(Request(token_ids=TOKENS), TOKENS)
 
 
@@ -35,7 +35,7 @@ def fleet(*descriptions, policy="lmetric", max_in_flight=4):
 
 
 def holds(made, server, rank, num_blocks, block_tokens=16):
-    ids = list(block_ids(TOKENS, block_tokens))[:num_blocks]
+    ids = block_ids(TOKENS, block_tokens)[:num_blocks]
     made.servers[server].feeds[rank].apply(0, EventBatch(1.0, [BlockStored(ids)]))
 
 

@@ -23,7 +23,7 @@ from banyan.router.events import BlockRemoved, BlockStored, EventFeed, read_batc
 from banyan.router.load_feed import read_load
 from banyan.router.paths import BY_PATH
 from banyan.router.verdict import TooLong
-from benchmark.byte_readers import read_body, read_description, read_header, read_stream
+from benchmark.byte_readers import read_body, read_description, read_stream, read_text
 
 NAMES = (
     *("text", "input_ids", "prompt", "messages", "role", "content", "type", "tools", "stream", "image_data"),
@@ -89,7 +89,7 @@ def test_fields_when_they_hold_anything_then_they_are_placed(path, fields):
 
 @given(st.text() | st.from_regex(r"[a-z.:\[\] ,0-9]{0,40}"))
 def test_header_when_it_is_anything_then_it_is_read_or_not_ours(value):
-    read_header(value)
+    read_text(value)
 
 
 @given(st.dictionaries(st.sampled_from(SAID), objects(SAID)))

@@ -36,36 +36,26 @@ def test_payload_when_only_the_decision_is_broken_then_the_rest_is_read(broken):
     assert PrefixHint.from_payload(payload) == PrefixHint(160, 3)
 
 
-def test_read_hint_when_it_travels_as_header_and_as_payload_then_it_is_read_back():
+def test_read_hint_when_it_travels_as_text_then_it_is_read_back():
     reads = ReadHint("[::1]:7400", 992)
-    assert ReadHint.from_header(reads.header()) == reads
-    assert ReadHint.from_payload(json.loads(json.dumps(reads.payload()))) == reads
-
-
-@pytest.mark.parametrize("value", ["", "x", "a:1 -5", "a:1 ", " 5", "a:1 5 6", "a:1 ٣", "a:1 1e3", "a:1 " + "9" * 5000])
-def test_read_hint_when_a_header_is_not_ours_then_none(value):
-    assert ReadHint.from_header(value) is None
-
-
-@pytest.mark.parametrize("payload", [{}, {"node": "a:1", "first_token": -1}, {"node": 1, "first_token": 1}])
-def test_read_hint_when_a_payload_is_not_ours_then_none(payload):
-    assert ReadHint.from_payload(payload) is None
-
-
-@pytest.mark.parametrize("page_servers", [(), (Address("::1", 7400),), (Address("a", 1), Address("b", 2))])
-def test_source_hint_when_it_travels_as_header_and_as_payload_then_it_is_read_back(page_servers):
-    source = SourceHint(page_servers)
-    assert SourceHint.from_header(source.header()) == source
-    assert SourceHint.from_payload(json.loads(json.dumps(source.payload()))) == source
-
-
-@pytest.mark.parametrize("value", ["", "a", "a:1,", ",a:1", "a:x", "a:1,none", "None", ",".join(["a:1"] * 2000)])
-def test_source_hint_when_a_header_is_not_ours_then_none(value):
-    assert SourceHint.from_header(value) is None
+    assert ReadHint.read(reads.text()) == reads
 
 
 @pytest.mark.parametrize(
-    "payload", [{}, {"page_servers": None}, {"page_servers": "a:1"}, {"page_servers": [1]}, {"page_servers": ["a"]}]
+    "text", ["", "x", "a:1 -5", "a:1 ", " 5", "a:1 5 6", "a:1 ٣", "a:1 1e3", "a:1 " + "9" * 5000, None, 1, ["a:1 5"]]
 )
-def test_source_hint_when_a_payload_is_not_ours_then_none(payload):
-    assert SourceHint.from_payload(payload) is None
+def test_read_hint_when_a_text_is_not_ours_then_none(text):
+    assert ReadHint.read(text) is None
+
+
+@pytest.mark.parametrize("page_servers", [(), (Address("::1", 7400),), (Address("a", 1), Address("b", 2))])
+def test_source_hint_when_it_travels_as_text_then_it_is_read_back(page_servers):
+    source = SourceHint(page_servers)
+    assert SourceHint.read(source.text()) == source
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "a:1,", ",a:1", "a:x", "a:1,none", "None", ",".join(["a:1"] * 2000), None, 1, ["a:1"]]
+)
+def test_source_hint_when_a_text_is_not_ours_then_none(text):
+    assert SourceHint.read(text) is None

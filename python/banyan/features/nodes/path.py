@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from banyan.core import Address
 from banyan.features.nodes.node_connections import NodeConnections
@@ -43,8 +42,6 @@ MOST_S = 20.0
 
 _SEGMENT_BYTES_AT, _SEGMENTS_IN_AT, _EARLY_SEGMENTS_AT = 20, 152, 224
 """Of Linux's ``struct tcp_info``: ``tcpi_rcv_mss``, ``tcpi_data_segs_in``, ``tcpi_rcv_ooopack``."""
-
-_Heard = TypeVar("_Heard")
 
 
 @dataclass(frozen=True, slots=True)

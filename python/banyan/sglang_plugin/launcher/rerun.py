@@ -29,7 +29,7 @@ from banyan.core import LOAD_FAILED
 from banyan.planner import Action, asked
 from banyan.routing.conversation import conversation_of
 from banyan.routing.headers import PLAN_HEADER, READ_HEADER, SOURCE_HEADER
-from banyan.routing.hint import ACTION_VERSION, READ_ACTION, SESSION_ACTION, SOURCE_ACTION, ReadHint, SourceHint
+from banyan.routing.hint import ACTION_VERSION, READ_ACTION, SESSION_ACTION, SOURCE_ACTION, TEXT, ReadHint, SourceHint
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.kv_hints import with_action
 from banyan.sglang_plugin.launcher import clients, prompt_tokens, taken_ids, tenant_salts
@@ -106,15 +106,15 @@ def _as_asked(obj: Any, request: Any) -> Any:
         return obj
     if request.headers.get(PLAN_HEADER) == Action.COMPUTE.value:
         return _computed(obj)
-    reads = ReadHint.from_header(request.headers.get(READ_HEADER, ""))
-    obj = obj if reads is None else _marked(obj, READ_ACTION, ACTION_VERSION, reads.payload())
+    reads = ReadHint.read(request.headers.get(READ_HEADER))
+    obj = obj if reads is None else _marked(obj, READ_ACTION, ACTION_VERSION, {TEXT: reads.text()})
     return _with_source(obj, request)
 
 
 def _with_source(obj: Any, request: Any) -> Any:
     """The request, marked with whose arenas have more of its prompt, as a router says."""
-    source = SourceHint.from_header(request.headers.get(SOURCE_HEADER, "")) if request is not None else None
-    return obj if source is None else _marked(obj, SOURCE_ACTION, ACTION_VERSION, source.payload())
+    source = SourceHint.read(request.headers.get(SOURCE_HEADER)) if request is not None else None
+    return obj if source is None else _marked(obj, SOURCE_ACTION, ACTION_VERSION, {TEXT: source.text()})
 
 
 async def _with_session(obj: Any, request: Any) -> Any:

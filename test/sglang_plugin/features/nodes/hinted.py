@@ -29,5 +29,5 @@ class Hinted(Matched):
                 action_id="of-the-router",
                 action_type=ACTIONS[type(said)],
                 action_version=hint.ACTION_VERSION,
-                payload=said.payload(),
+                payload={hint.TEXT: said.text()},
             )

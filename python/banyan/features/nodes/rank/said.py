@@ -17,8 +17,7 @@ def reads_of(request: str) -> ReadHint | None:
     if req is None:
         return None
     if not hasattr(req, "banyan_reads"):
-        payload = _payload(req, hint.READ_ACTION)
-        req.banyan_reads = None if payload is None else ReadHint.from_payload(payload)
+        req.banyan_reads = ReadHint.read(_text(req, hint.READ_ACTION))
     reads: ReadHint | None = req.banyan_reads
     return reads
 
@@ -33,9 +32,9 @@ def forget_reads(request: str) -> None:
 def source_of(request: str) -> SourceHint | None:
     """Whose arenas have more of the request's prompt, where a router has said so."""
     req = requests.find(request)
-    payload = None if req is None else _payload(req, hint.SOURCE_ACTION)
-    return None if payload is None else SourceHint.from_payload(payload)
+    return None if req is None else SourceHint.read(_text(req, hint.SOURCE_ACTION))
 
 
-def _payload(req: Any, action: str) -> Any:
-    return payload_of(getattr(req, "kv_hints", None), action, hint.ACTION_VERSION)
+def _text(req: Any, action: str) -> object:
+    payload = payload_of(getattr(req, "kv_hints", None), action, hint.ACTION_VERSION)
+    return None if payload is None else payload.get(hint.TEXT)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from banyan.observe.collector import Span
+from banyan_lab.trace.collector import Span
 
 CLIENT, HTTP, DISPATCHER = "client", "HTTP and tokenizer", "dispatcher"
 FIRST_TOKEN = "first token"

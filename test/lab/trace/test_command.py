@@ -11,8 +11,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import set_span_in_context
 
 from banyan import cli
-from banyan.cli import trace
 from banyan.cli.engine import EngineError
+from banyan_lab.trace import command
 
 LISTEN = "127.0.0.1:24317"
 
@@ -58,8 +58,8 @@ class FakeServer:
 @pytest.fixture
 def servers(monkeypatch):
     made = {"http://on": FakeServer(shares=True), "http://off": FakeServer(shares=False)}
-    monkeypatch.setattr(trace, "Engine", lambda url, **_: made[url])
-    monkeypatch.setattr(trace, "QUIET_S", 0.05)
+    monkeypatch.setattr(command, "TracingServer", lambda url, **_: made[url])
+    monkeypatch.setattr(command, "QUIET_S", 0.05)
     return made
 
 
@@ -135,14 +135,14 @@ def test_trace_when_the_address_is_spelled_otherwise_then_it_is_the_same(servers
 
 
 def test_trace_when_no_span_comes_then_an_error_and_the_level_is_0_again(servers, monkeypatch, capsys):
-    monkeypatch.setattr(trace, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(command, "PATIENCE_S", 0.3)
     monkeypatch.setattr(FakeServer, "_send_spans", lambda self, caller: None)
     assert cli.main(["trace", "http://on", "--prompt", "x", "--listen", LISTEN]) == 1
     assert "no span has come" in capsys.readouterr().err and servers["http://on"].level == 0
 
 
 def test_trace_when_somebody_listens_there_then_said(servers, capsys):
-    taken = trace.Collector(LISTEN)
+    taken = command.Collector(LISTEN)
     try:
         assert cli.main(["trace", "http://on", "--prompt", "x", "--listen", LISTEN]) == 1
     finally:

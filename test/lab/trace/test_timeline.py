@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from banyan.observe.collector import Span
-from banyan.observe.timeline import (
+from banyan_lab.trace.collector import Span
+from banyan_lab.trace.timeline import (
     CLIENT,
     DISPATCHER,
     FIRST_TOKEN,

@@ -12,15 +12,16 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from banyan.cli import explain
-from banyan.cli.engine import Engine, EngineError
-from banyan.observe.collector import Collector, Span
-from banyan.observe.timeline import FIRST_TOKEN, Step, Tracks, chrome_trace, is_whole, took_ms, tracks_of
+from banyan.cli.engine import EngineError
+from banyan_lab.trace.collector import Collector, Span
+from banyan_lab.trace.server import TracingServer
+from banyan_lab.trace.timeline import FIRST_TOKEN, Step, Tracks, chrome_trace, is_whole, took_ms, tracks_of
 
 DEFAULT_LISTEN = "127.0.0.1:4317"
 DETAIL, NOTHING = 3, 0
@@ -70,8 +71,8 @@ class Traced:
     decision: list[str]
 
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("trace", help="where one request's time goes, as a file for Perfetto")
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="banyan trace", description=__doc__)
     parser.add_argument("url", nargs="+", help="servers, started with --enable-trace --otlp-traces-endpoint LISTEN")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--prompt", metavar="TEXT")
@@ -86,15 +87,17 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--output", type=Path, default=Path("trace.json"), metavar="PATH", help="default %(default)s")
     parser.add_argument("--api-key-file", type=Path, metavar="PATH", help="holds the servers' key, where they have one")
-    parser.set_defaults(run=_run)
+    return parser
 
 
-def _run(args: argparse.Namespace) -> int:
+def main(argv: Sequence[str]) -> int:
+    """Ask the servers, print their steps and write the file; the process exit status."""
+    args = _parser().parse_args(argv)
     try:
         api_key = None if args.api_key_file is None else args.api_key_file.read_text().strip()
         prompt = args.prompt if args.prompt is not None else args.prompt_file.read_text()
         question = Question(prompt, args.tokens, args.rank, tuple(args.first_on))
-        traced = trace({url: Engine(url, api_key=api_key) for url in args.url}, question, listen=args.listen)
+        traced = trace({url: TracingServer(url, api_key=api_key) for url in args.url}, question, listen=args.listen)
         # Not the command: it may have the prompt in it, and the file is passed on.
         about = {"tokens": args.tokens, "first_on": args.first_on, "rank": args.rank}
         servers = {label: one.tracks for label, one in traced.items()}
@@ -113,7 +116,7 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def trace(engines: Mapping[str, Engine], question: Question, *, listen: str) -> dict[str, Traced]:
+def trace(engines: Mapping[str, TracingServer], question: Question, *, listen: str) -> dict[str, Traced]:
     """Ask each server, one after the other; what became of the request, by the server's URL and what it is.
 
     Raises:
@@ -155,7 +158,7 @@ def _label(url: str, info: Mapping[str, Any]) -> str:
     return f"{url} ({'Banyan' if shares else 'no sharing'})"
 
 
-def _traced(engine: Engine, question: Question, collector: Collector) -> Traced:
+def _traced(engine: TracingServer, question: Question, collector: Collector) -> Traced:
     engine.set_trace_level(NOTHING)
     for rank in question.first_on:
         for _ in engine.stream(question.body(rank), {}):
@@ -171,7 +174,7 @@ def _traced(engine: Engine, question: Question, collector: Collector) -> Traced:
     return Traced(tracks, _decision(engine, rid))
 
 
-def _ask(engine: Engine, body: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[list[Step], str]:
+def _ask(engine: TracingServer, body: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[list[Step], str]:
     """The request as its client sees it, and its id."""
     sent_ns, first_ns, rid, cached = time.time_ns(), 0, "", {}
     for piece in engine.stream(body, headers):
@@ -199,7 +202,7 @@ def _collected(collector: Collector, trace_id: str) -> list[Span]:
     )
 
 
-def _decision(engine: Engine, rid: str) -> list[str]:
+def _decision(engine: TracingServer, rid: str) -> list[str]:
     try:
         return [line for one in explain.decisions(engine, rid) for line in explain.sentences(one)]
     except EngineError:
