@@ -58,13 +58,22 @@ class StillWriting(Exception):
         self._process = process
 
     def when_over(self, over: Callable[[], None]) -> None:
-        """Call it when the process is dead, however long that takes."""
+        """Call it when the process is dead, however long that takes: never, where the system has no thread left."""
 
         def wait() -> None:
             self._process.popen.wait()
+            _awaited.remove(over)
             over()
 
-        start_thread(wait, name="banyan-nixl-end", feature="frames of a NIXL process that does not end")
+        _awaited.append(over)
+        try:
+            start_thread(wait, name="banyan-nixl-end", feature="frames of a NIXL process that does not end")
+        except RuntimeError as error:
+            logger.warning("banyan: frames of a NIXL process that does not end are not used again: %s", error)
+
+
+_awaited: list[Callable[[], None]] = []
+"""Of processes that may still write. A pull that nobody had any more would have ended, and given its frames back."""
 
 
 class NixlProcess:
