@@ -388,6 +388,24 @@ def test_borrower_when_the_system_has_no_thread_left_then_its_reads_end(nodes, m
     assert {reason for _, reason in read.finish()} == {"gone"}
 
 
+class Faulty:
+    """A carrier with a fault of its own."""
+
+    def pull(self, source, token, target, num_layers, *, is_wanted):
+        raise ZeroDivisionError
+        yield
+
+
+def test_pull_when_its_carrier_has_a_fault_then_its_pages_are_given_back_at_once(nodes) -> None:
+    one, two = nodes
+    one.keep([1], LENT[:1])
+    connect(one, two, carrier=Faulty())
+    found = NodeFound(str(one.page_server.address), 0, keys(1))
+    read = two.borrower.read(found, 1, two.memory, array("q", [0]))
+    until(lambda: read.has_ended)
+    until(lambda: one.page_server.lending.remote_leases.num_remote_leases == 0)
+
+
 class Standing:
     """A carrier whose source says nothing, until the test lets it go or nobody wants it."""
 
