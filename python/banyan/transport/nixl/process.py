@@ -3,7 +3,7 @@
 
 Invariants
   1. Where a pull has ended, nothing is written for it any more: its process has said so, or is dead.
-  2. Nobody waits for a process to start. One that cannot be had now is none.
+  2. Nobody waits for a process to start. One that cannot be had now is none, and so is one that was to die.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ START_S = 60.0
 """Beside a server that loads its weights an import takes long."""
 MAP_S = 60.0
 """Where memory is registered with a card, which takes a second for a few GiB."""
+SEND_S = 1.0
+"""It hears at once, unless it stands still."""
 DEATH_S = 2.0
 LOOK_S = 0.25
 DRAIN_S = 0.5
@@ -85,6 +87,7 @@ class NixlProcess:
 
     def __init__(self, backend: str, role: str) -> None:
         self._lock = threading.Lock()
+        self._is_condemned = False
         self.metadata = b""
         self.addresses: dict[tuple[int, int], int] = {}
         """Of what was mapped, by device and inode."""
@@ -110,7 +113,8 @@ class NixlProcess:
 
     @property
     def is_alive(self) -> bool:
-        return self.popen.poll() is None
+        # Where it does not die `poll` knows nothing: somebody else waits for its end.
+        return not self._is_condemned and self.popen.poll() is None
 
     def map(self, path: str, identity: tuple[int, int] | None, num_bytes: int, *, is_writable: bool) -> int:
         """Let it map the memory at ``path``; where it has it. ``identity``: what has to lie there.
@@ -136,7 +140,7 @@ class NixlProcess:
         """Begin a pull.
 
         Raises:
-            OSError: when the process has gone.
+            OSError: when the process has gone, or does not hear.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel = Channel(self, ours)
@@ -154,20 +158,28 @@ class NixlProcess:
         Raises:
             StillWriting: when it is not.
         """
+        self._is_condemned = True
         self.popen.kill()
+        # Who sends to it waits no longer; closed, its number could be another socket's by now.
+        with suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
         with suppress(subprocess.TimeoutExpired):
             self.popen.wait(DEATH_S)
-            self._control.close()
+            with self._lock:
+                self._control.close()
             return
+        logger.warning(
+            "banyan: NIXL process %d does not end: what it reads to is not used until it has", self.popen.pid
+        )
         raise StillWriting(self)
 
     def _send(self, message: ToProcess, fd: int) -> None:
+        self._control.settimeout(SEND_S)
         socket.send_fds(self._control, [encode(message)], [fd], socket.MSG_NOSIGNAL)
 
     def _answer(self, most_s: float) -> Mapped:
         self._control.settimeout(most_s)
         payload = self._control.recv(MAX_BYTES)
-        self._control.settimeout(None)
         if not payload:
             raise ConnectionError("the NIXL process has ended")
         try:
@@ -271,7 +283,7 @@ class Kept:
         process = None
         try:
             process = self._make()
-        except (OSError, StillWriting) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, another one is tried
             logger.warning("banyan: no NIXL process for %s, which goes by TCP: %s", self._what, error)
         with self._lock:
             self._is_starting = False
