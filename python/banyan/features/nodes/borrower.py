@@ -107,7 +107,7 @@ class Borrower:
         self._places = {str(node): place for place, node in enumerate(nodes)}
         self._namespace = namespace
         self._block = block
-        self.carriers = Carriers(nodes, carrier, by_nixl)
+        self.carriers = Carriers(nodes, carrier, by_nixl, clock)
         self._clock = clock
         self._asking = Questions(len(nodes), clock)
         self._waits = Waits(clock)
@@ -402,7 +402,9 @@ class Borrower:
                 self._let_go(pull)
             elif self._begins(pull):
                 wanted = partial(self._is_wanted_since, num_given_up)
-                ended = pull.carry(remote_lease, host, self.carriers.of(node, remote_lease), wanted)
+                carrier = self.carriers.of(node, remote_lease)
+                ended = pull.carry(remote_lease, host, carrier, wanted)
+                self.carriers.ended(node, carrier, ended)
             if ended is Ended.LOST:
                 with self._lock:
                     self._num_losses[node] += 1

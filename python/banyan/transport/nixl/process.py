@@ -44,8 +44,8 @@ DEATH_S = 2.0
 LOOK_S = 0.25
 DRAIN_S = 0.5
 """What is under way has so long to come."""
-AGAIN_S = 5.0
-"""Between the starts of two in a row."""
+AGAIN_S, MOST_AGAIN_S = 5.0, 600.0
+"""Between the starts of two in a row; twice as long after each that failed."""
 
 
 class Declined(OSError):
@@ -244,6 +244,7 @@ class Kept:
         self._process: NixlProcess | None = None
         self._is_starting = False
         self._is_closed = False
+        self._again_s = AGAIN_S
         self._began_s = -AGAIN_S
         self.num_started = 0
         self.get()
@@ -254,7 +255,7 @@ class Kept:
             if self._process is not None and self._process.is_alive:
                 return self._process
             self._process = None
-            is_soon = time.monotonic() - self._began_s < AGAIN_S
+            is_soon = time.monotonic() - self._began_s < self._again_s
             if self._is_starting or self._is_closed or is_soon:
                 return None
             self._is_starting, self._began_s = True, time.monotonic()
@@ -287,6 +288,7 @@ class Kept:
             logger.warning("banyan: no NIXL process for %s, which goes by TCP: %s", self._what, error)
         with self._lock:
             self._is_starting = False
+            self._again_s = min(MOST_AGAIN_S, 2 * self._again_s) if process is None else AGAIN_S
             self.num_started += process is not None
             is_late = self._is_closed
             if not is_late:

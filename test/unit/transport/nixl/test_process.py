@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -167,8 +168,10 @@ class Made:
         self.all: list[Any] = []
         self.may = threading.Event()
         self.error: Exception | None = None
+        self.num_asked = 0
 
     def __call__(self) -> NixlProcess:
+        self.num_asked += 1
         self.may.wait(10)
         if self.error is not None:
             raise self.error
@@ -223,6 +226,20 @@ def test_kept_when_it_does_not_start_then_a_line_says_why(made, caplog) -> None:
     kept = Kept(made, what="borrowing by NIXL")
     eventually(lambda: "no plugin NONE" in caplog.text)
     assert "borrowing by NIXL" in caplog.text and kept.num_started == 0
+
+
+def test_kept_when_no_start_succeeds_then_it_is_tried_less_and_less(made, monkeypatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(process, "AGAIN_S", 5.0)
+    made.error = Declined("NIXL has no plugin NONE")
+    made.may.set()
+    kept = Kept(made, what="a test")
+    for _ in range(100):
+        eventually(lambda: not kept._is_starting)
+        now_s += 1
+        kept.get()
+    assert made.num_asked == 4, "at once, and after 10, 20 and 40 s"
 
 
 def test_kept_when_a_start_has_a_fault_of_its_own_then_there_is_another(made) -> None:
