@@ -14,9 +14,16 @@ from sglang.srt.entrypoints import http_server
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-HARMLESS_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-ABORT_PATH = "/abort_request"
-"""Of what runs; nobody waits for an answer of the ranks."""
+from banyan.sglang_plugin.launcher.clients import HEALTH_PATHS, route_of
+
+ANSWERED_HERE = frozenset(
+    ("/", *HEALTH_PATHS, "/ready", "/ping", "/v1/loads", "/v1/models", "/model_info", "/get_model_info")
+)
+ANSWERED_BELOW = ("/metrics", "/v1/models/", "/v1/responses/")
+"""Whatever has become of the ranks; all routes that begin so."""
+
+END_SOONER = frozenset(("/abort_request", "/continue_generation"))
+"""What runs, and what stands still; nobody waits for an answer of the ranks."""
 
 
 def before_setup_http(*args: Any, **named: Any) -> None:
@@ -41,7 +48,9 @@ class EndRefusal:
 
 
 def _asks_ranks(scope: Scope) -> bool:
-    return scope["type"] == "http" and scope["method"] not in HARMLESS_METHODS and scope["path"] != ABORT_PATH
+    route = route_of(scope)
+    needs_none = scope["type"] == "lifespan" or route in ANSWERED_HERE | END_SOONER or route.startswith(ANSWERED_BELOW)
+    return not needs_none
 
 
 def _ends() -> bool:
