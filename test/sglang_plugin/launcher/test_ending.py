@@ -2,15 +2,19 @@
 """A server that was told to end refuses what is new, and says how it is."""
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 
 import httpx
 import pytest
 from fastapi import FastAPI
 from sglang.srt.entrypoints import http_server
+from sglang.srt.managers.communicator import FanOutCommunicator
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
+from banyan import faults
 from banyan.sglang_plugin.launcher import ending
+from banyan.sglang_plugin.launcher.all_ranks import around_communicator_call
 
 
 @pytest.fixture
@@ -73,3 +77,22 @@ def test_socket_when_the_server_ends_then_it_is_refused(manager):
 def test_what_asks_nothing_of_ranks_when_the_server_ends_then_it_is_served(method, path, root_path, manager):
     manager.gracefully_exit = True
     assert ask(method, path, root_path).status_code == 200
+
+
+def test_command_when_the_ranks_have_ended_then_who_asked_waits_no_longer():
+    hooks, stopped = [], []
+    set_hook = partial(ending.around_set_server_stop_hook, lambda manager, hook: hooks.append(hook))
+    set_hook("manager", lambda: stopped.append(1))
+    communicator = FanOutCommunicator(lambda obj: None, fan_out=1)
+
+    call = faults.around(around_communicator_call, "test")
+
+    async def run():
+        waiting = [
+            asyncio.ensure_future(call(FanOutCommunicator.__call__, communicator, obj)) for obj in ("first", "second")
+        ]
+        await asyncio.sleep(0.01)
+        hooks[0]()
+        return await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+
+    assert [error.status_code for error in asyncio.run(run())] == [503, 503] and stopped == [1]

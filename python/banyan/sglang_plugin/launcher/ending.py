@@ -2,11 +2,13 @@
 """A server that was told to end takes nothing new: 503 at once, and a router asks another server.
 
 SGLang looks only now and then whether all is answered, then ends its ranks and waits for its connections. What came
-between the two was sent to nobody, and kept the server from its end until it was killed.
+between the two was sent to nobody, and kept the server from its end until it was killed. So did a command that was
+under way: who waits for its answer is let go when the ranks have ended.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -14,6 +16,7 @@ from sglang.srt.entrypoints import http_server
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from banyan.sglang_plugin.launcher import all_ranks
 from banyan.sglang_plugin.launcher.clients import HEALTH_PATHS, route_of
 
 ANSWERED_HERE = frozenset(
@@ -29,6 +32,16 @@ END_SOONER = frozenset(("/abort_request", "/continue_generation"))
 def before_setup_http(*args: Any, **named: Any) -> None:
     """SGLang is about to serve."""
     add_to(http_server.app)
+
+
+def around_set_server_stop_hook(original: Callable[..., None], manager: Any, hook: Callable[[], None]) -> None:
+    """SGLang calls ``hook`` when its ranks have ended."""
+
+    def stop() -> None:
+        all_ranks.let_go()
+        hook()
+
+    original(manager, stop)
 
 
 def add_to(app: Any) -> None:
