@@ -146,7 +146,7 @@ def around_event_loop(original: Callable[[Any], None], controller: Any) -> None:
         if held is not None and is_holding:
             held.send_on(controller._active_workers)
         if controller.banyan_watchdog is not None:
-            controller.banyan_watchdog.look(time.time())
+            controller.banyan_watchdog.look(time.monotonic())
 
 
 def _watch_ranks(controller: Any) -> None:
