@@ -99,11 +99,12 @@ class Placer:
         if self._dispatcher is not None:
             self._read_loads(self._dispatcher)
 
-    def unheard_s(self, now_s: float) -> dict[int, float]:
-        """By rank, for how long something sent there is in none of its reports. Empty where SGLang chooses: then nobody
-        counts what was sent."""
+    def unheard_s(self, now_s: float, active: Collection[int]) -> dict[int, float]:
+        """By active rank, for how long something sent there is in none of its reports. Empty where SGLang chooses: then
+        nobody counts what was sent."""
         if self._dispatcher is None:
             return {}
+        self._dispatcher.forget_all_but(active)
         # Also where nothing was sent: of ranks on other nodes /v1/loads knows what is read here.
         self._read_loads(self._dispatcher)
         return self._dispatcher.unheard_s(now_s)
