@@ -161,10 +161,12 @@ def cut_pulls(
                 "is_identical": output == expected,
             }
         )
-        if came and how == "kill":
-            nodes.start_lender_again()
-        elif came:
-            nodes.wake_lender()
+        if came:
+            (nodes.start_lender_again if how == "kill" else nodes.wake_lender)()
+            # Where no pull succeeds between those that are cut, NIXL is not asked any more.
+            whole = random_prompt(rng, PROMPT_TOKENS)
+            nodes.lend(whole)
+            _timed(nodes, whole)
 
 
 def summarise(rows: Sequence[dict[str, Any]], controls: Sequence[dict[str, float]]) -> dict[str, Any]:

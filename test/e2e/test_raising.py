@@ -28,7 +28,7 @@ AT_START = {
     *("10-add-flags", "11-take-flags", "12-kept-states", "12-resolve-flags", "13-process-start"),
     *("15-adapters", "20-kv-pool", "46-cache-path", "46-ending", "46-health-path"),
     *("23-paged-allocator", "25-evict-leaves", "28-state-pool", "29-draft-pool", "36-kv-classes", "40-dispatcher"),
-    *("41-event-loop", "63-layers-on-cpu", "63-state-tracking", "64-adapters-on-cpu", "66-draft-steps"),
+    *("41-event-loop", "51-stop", "63-layers-on-cpu", "63-state-tracking", "64-adapters-on-cpu", "66-draft-steps"),
     *("67-draft-extend", "68-kv-type"),
 }
 """Called while a server starts."""

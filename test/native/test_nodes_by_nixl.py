@@ -215,7 +215,8 @@ def changed(rng: random.Random, agent: bytes) -> bytes:
     return rng.choice([bytes(wrong), agent[: rng.randrange(len(agent))] or b"x", rng.randbytes(200)])
 
 
-def test_agent_when_it_is_described_wrongly_then_a_pull_fails_and_the_rank_goes_on(borrower, lend) -> None:
+def test_agent_when_it_is_described_wrongly_then_a_pull_fails_and_the_rank_goes_on(borrower, lend, monkeypatch) -> None:
+    monkeypatch.setattr("banyan.features.nodes.carriers.NUM_FAILED", NUM_LIES + 1)
     lend(borrower)
     rng = random.Random(1)
     num_landed = 0

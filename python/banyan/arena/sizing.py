@@ -16,7 +16,7 @@ GROWING_POOLS = 4
 """Times its pool that a rank's part may have where memory is taken with use only."""
 
 COMMITTED_POOLS = 1
-"""As above, where a store takes all of it before the first request, or a GPU knows it by its pages."""
+"""As above, where a store or NIXL takes all of it before the first request, or a GPU knows it by its pages."""
 
 FREE_SHARE = 4
 """One part in so many of the free memory is for the arena, and as much stays free."""

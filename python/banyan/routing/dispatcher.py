@@ -77,6 +77,12 @@ class Dispatcher:
             self._loads.append(RankLoad())
         self._loads[rank].reported(report)
 
+    def forget_all_but(self, active: Collection[int]) -> None:
+        """The other ranks have ended, with whatever was sent to them: one that comes back is a new one."""
+        for rank in range(len(self._loads)):
+            if rank not in active:
+                self._loads[rank] = RankLoad()
+
     def waits_for_reads(self, rank: int, num_tokens: int) -> None:
         """What a known rank is waiting for from the store, now: newer than its latest report."""
         if rank < len(self._loads):

@@ -261,10 +261,28 @@ def test_place_when_the_holder_is_not_active_then_another_is_named(node):
 def test_place_when_the_holder_is_loaded_then_the_snapshot_counts(node):
     rank_table, ranks = node
     ranks[1].frame_table.publish(frames(1), page_keys(list(range(16))))
-    busy = LoadSnapshot(timestamp=1.0, dp_rank=1, num_waiting_reqs=3, num_waiting_uncached_tokens=900)
+    busy = LoadSnapshot(timestamp=time.time(), dp_rank=1, num_waiting_reqs=3, num_waiting_uncached_tokens=900)
     req = request(range(64))
     placer_of(rank_table, dispatcher=Dispatcher(2, LMetric()), snapshots=[busy]).place(req, [0, 1])
     assert req.routed_dp_rank == 0
+
+
+@pytest.mark.parametrize(("rank", "set_s", "ahead_s"), [(1, 0, -40), (1, 0, 40), (0, -40, -40)])
+def test_rank_when_its_node_shows_another_time_or_the_clock_is_set_back_then_what_it_reports_is_heard(
+    node, monkeypatch, rank, set_s, ahead_s
+):
+    now = time.time
+    snapshots = [LoadSnapshot(timestamp=now(), dp_rank=rank)]
+    two_nodes = Layout(dp=1, attn_dp=2, attn_cp=1, attn_tp=1, num_nodes=2)
+    placer = placer_of(node[0], dispatcher=Dispatcher(2, LMetric()), snapshots=snapshots, layout=two_nodes)
+    placer.unheard_s(time.monotonic(), [0, 1])
+    placer.place(request(range(64), routed_dp_rank=rank), [0, 1])
+    assert placer.unheard_s(time.monotonic() + SILENCE_S, [0, 1])[rank] >= SILENCE_S, "nothing new"
+    monkeypatch.setattr(time, "time", lambda: now() + set_s)
+    snapshots[0] = LoadSnapshot(timestamp=now() + ahead_s, dp_rank=rank)
+    assert placer.unheard_s(time.monotonic() + SILENCE_S, [0, 1]) == {}
+    placer.place(request(range(64), routed_dp_rank=rank), [0, 1])
+    assert placer.unheard_s(time.monotonic() + SILENCE_S, [0, 1])[rank] >= SILENCE_S
 
 
 def test_place_when_a_rank_waits_for_many_reads_then_dualpath_names_another(node):
@@ -379,8 +397,11 @@ def test_dispatch_when_the_server_s_health_is_checked_then_each_rank_in_turn_and
     for _ in range(4):
         fake.dispatch_health_check(request([0]))
     assert sent == [0, 1, 0, 1]
-    fake.banyan_watchdog.look(time.time() + SILENCE_S)
+    fake.banyan_watchdog.look(time.monotonic() + SILENCE_S)
     assert silent == [1], "nobody has asked for anything else"
+    fake._active_workers = [0]
+    fake.banyan_watchdog.look(time.monotonic() + 2 * SILENCE_S)
+    assert silent == [1, 0], "SGLang has taken it out"
     fake._active_workers = []
     fake.dispatch_health_check(request([0]))
     assert sent[-1] is None, "SGLang says so"

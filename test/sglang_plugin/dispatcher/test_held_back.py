@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests held back until a rank has computed what they begin with: each way in which the wait can end."""
 
+import time
+
 import pytest
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.load_snapshot import LoadSnapshot
@@ -17,9 +19,12 @@ SECOND = [*FIRST[:480], *range(10_000, 10_160)]
 BOTH = (0, 1)
 
 
-def snapshot(rank, *, taken_s=1.0, num_prefilled=1_000):
+def snapshot(rank, *, num_prefilled=1_000):
     return LoadSnapshot(
-        timestamp=taken_s, dp_rank=rank, total_prefill_uncached_tokens=num_prefilled, total_prefill_busy_us=1_000_000
+        timestamp=time.time(),
+        dp_rank=rank,
+        total_prefill_uncached_tokens=num_prefilled,
+        total_prefill_busy_us=1_000_000,
     )
 
 
@@ -76,7 +81,7 @@ def test_held_when_the_pages_are_published_then_it_is_placed_and_told_of_them():
 def test_held_when_the_rank_has_computed_more_and_the_pages_are_not_there_then_it_is_not_waited_for():
     rig = Rig()
     req = rig.begin()
-    rig.snapshots = [snapshot(0, taken_s=1e12, num_prefilled=1_700), snapshot(1)]
+    rig.snapshots = [snapshot(0, num_prefilled=1_700), snapshot(1)]
     rig.held_back.send_on(BOTH)
     assert rig.held_back.num_held == 1, "its pages may be about to be published"
     rig.now_s += IDLE_S

@@ -36,7 +36,7 @@ def test_rank_when_it_reports_nothing_of_what_it_was_sent_then_it_is_told_once_u
     dispatcher.reported(1, LoadReport(taken_s=150.0))
     watchdog.look(151.0)
     assert numbers == [1, 0]
-    assert told()[1:] == ["banyan: rank 1 reports again"]
+    assert told()[1:] == ["banyan: rank 1 reports again, or SGLang has taken it out"]
 
 
 def test_rank_when_it_has_nothing_to_do_then_its_silence_is_none(told):

@@ -2,14 +2,19 @@
 """A server that was told to end refuses what is new, and says how it is."""
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 
 import httpx
 import pytest
 from fastapi import FastAPI
 from sglang.srt.entrypoints import http_server
+from sglang.srt.managers.communicator import FanOutCommunicator
+from starlette.testclient import TestClient, WebSocketDenialResponse
 
+from banyan import faults
 from banyan.sglang_plugin.launcher import ending
+from banyan.sglang_plugin.launcher.all_ranks import around_communicator_call
 
 
 @pytest.fixture
@@ -19,16 +24,17 @@ def manager(monkeypatch):
     return manager
 
 
-def ask(method, path):
+def ask(method, path, root_path=""):
     app = FastAPI()
-    app.add_api_route("/{path}", lambda: "well", methods=["GET", "POST"])
+    app.add_api_route("/{path:path}", lambda: "well", methods=["GET", "POST"])
     ending.add_to(app)
     ending.add_to(app)
     assert len(app.user_middleware) == 1
 
     async def run():
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
-            return await client.request(method, path)
+        transport = httpx.ASGITransport(app, root_path=root_path)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            return await client.request(method, root_path + path)
 
     return asyncio.run(run())
 
@@ -37,13 +43,56 @@ def test_request_when_the_server_runs_then_it_is_served(manager):
     assert ask("POST", "/generate").text == '"well"'
 
 
-def test_request_when_the_server_ends_then_503_at_once_so_that_a_router_asks_another(manager):
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/generate"), ("GET", "/server_info"), ("GET", "/get_server_info"), ("GET", "/flush_cache")],
+)
+def test_request_when_the_server_ends_then_503_at_once_so_that_a_router_asks_another(method, path, manager):
     manager.gracefully_exit = True
-    answer = ask("POST", "/generate")
+    answer = ask(method, path)
     assert answer.status_code == 503 and answer.json()["error"]["type"] == "server_ends"
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "/health"), ("GET", "/metrics"), ("POST", "/abort_request")])
-def test_what_asks_nothing_of_ranks_when_the_server_ends_then_it_is_served(method, path, manager):
+def test_socket_when_the_server_ends_then_it_is_refused(manager):
     manager.gracefully_exit = True
-    assert ask(method, path).status_code == 200
+    app = FastAPI()
+    app.add_api_websocket_route("/v1/realtime", lambda socket: socket.accept())
+    ending.add_to(app)
+    with (
+        pytest.raises(WebSocketDenialResponse) as refused,
+        TestClient(app).websocket_connect("/v1/realtime"),
+    ):
+        pass
+    assert refused.value.status_code == 503
+
+
+@pytest.mark.parametrize("root_path", ["", "/behind"])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        *[("GET", path) for path in ("/", "/health", "/ping", "/metrics", "/v1/loads", "/v1/models/a/b")],
+        *[("POST", path) for path in ("/abort_request", "/continue_generation", "/v1/responses/resp_1/cancel")],
+    ],
+)
+def test_what_asks_nothing_of_ranks_when_the_server_ends_then_it_is_served(method, path, root_path, manager):
+    manager.gracefully_exit = True
+    assert ask(method, path, root_path).status_code == 200
+
+
+def test_command_when_the_ranks_have_ended_then_who_asked_waits_no_longer():
+    hooks, stopped = [], []
+    set_hook = partial(ending.around_set_server_stop_hook, lambda manager, hook: hooks.append(hook))
+    set_hook("manager", lambda: stopped.append(1))
+    communicator = FanOutCommunicator(lambda obj: None, fan_out=1)
+
+    call = faults.around(around_communicator_call, "test")
+
+    async def run():
+        waiting = [
+            asyncio.ensure_future(call(FanOutCommunicator.__call__, communicator, obj)) for obj in ("first", "second")
+        ]
+        await asyncio.sleep(0.01)
+        hooks[0]()
+        return await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+
+    assert [error.status_code for error in asyncio.run(run())] == [503, 503] and stopped == [1]

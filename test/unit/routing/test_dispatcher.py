@@ -88,6 +88,15 @@ def test_ended_when_a_report_counts_the_request_then_the_next_report_tells():
     assert dispatcher.states({0})[0].num_requests == 1
 
 
+def test_rank_when_it_is_taken_out_and_comes_back_then_nothing_of_before_is_on_its_way_there():
+    dispatcher = Dispatcher(2, RoundRobin())
+    for rank in (0, 1):
+        dispatcher.count(Prompt(100), rank, 10.0)
+    dispatcher.forget_all_but({0})
+    assert dispatcher.unheard_s(50.0) == {0: 40.0}
+    assert [state.num_requests for state in dispatcher.states({0, 1})] == [1, 0]
+
+
 def test_states_when_a_report_says_until_when_it_received_then_what_was_sent_later_counts_on_top():
     dispatcher = Dispatcher(1, RoundRobin())
     dispatcher.count(Prompt(100), 0, 10.0)

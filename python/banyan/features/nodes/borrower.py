@@ -107,7 +107,7 @@ class Borrower:
         self._places = {str(node): place for place, node in enumerate(nodes)}
         self._namespace = namespace
         self._block = block
-        self.carriers = Carriers(nodes, carrier, by_nixl)
+        self.carriers = Carriers(nodes, carrier, by_nixl, clock)
         self._clock = clock
         self._asking = Questions(len(nodes), clock)
         self._waits = Waits(clock)
@@ -397,15 +397,20 @@ class Borrower:
     def _carry(self, node: int, pull: Pull, remote_lease: RemoteLease, host: str, since: tuple[int, int]) -> None:
         num_given_up, num_losses = since
         ended = Ended.GIVEN_UP
-        if self._num_losses[node] != num_losses:
-            self._let_go(pull)
-        elif self._begins(pull):
-            wanted = partial(self._is_wanted_since, num_given_up)
-            ended = pull.carry(remote_lease, host, self.carriers.of(node, remote_lease), wanted)
-        if ended is Ended.LOST:
-            with self._lock:
-                self._num_losses[node] += 1
-        self._tell(partial(self._carried, node, remote_lease, ended))
+        try:
+            if self._num_losses[node] != num_losses:
+                self._let_go(pull)
+            elif self._begins(pull):
+                wanted = partial(self._is_wanted_since, num_given_up)
+                carrier = self.carriers.of(node, remote_lease)
+                ended = pull.carry(remote_lease, host, carrier, wanted)
+                self.carriers.ended(node, carrier, ended)
+            if ended is Ended.LOST:
+                with self._lock:
+                    self._num_losses[node] += 1
+        finally:
+            # After a fault, too: the node would keep the pages for half a minute.
+            self._tell(partial(self._carried, node, remote_lease, ended))
 
     def _is_wanted_since(self, num_given_up: int) -> bool:
         return self._num_given_up == num_given_up

@@ -19,10 +19,14 @@ from itertools import accumulate
 
 from banyan import _native
 from banyan.core import Address
-from banyan.features.nodes.carriers import Carrier
+from banyan.features.nodes.nixl_pulls import NixlCarrier
+from banyan.features.nodes.tcp import TcpCarrier
 from banyan.features.nodes.wire import Foreign, RemoteLease, unpack_sums
 from banyan.layout import BlockGeometry
 from banyan.transport.nixl.process import StillWriting
+
+Carrier = TcpCarrier | NixlCarrier
+"""Brings the layers of a remote lease, in order, and says when each is there."""
 
 
 class Ended(Enum):

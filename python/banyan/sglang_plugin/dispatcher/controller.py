@@ -74,7 +74,9 @@ def after_init_dispatcher(result: None, controller: Any) -> None:
         # In a pair the room of a check may name its rank.
         controller.dispatch_health_check = send_check_placed
     controller.banyan_held = held_back
-    controller.banyan_watchdog = RankWatchdog(placer.unheard_s, rank_table.set_num_silent)
+    controller.banyan_watchdog = RankWatchdog(
+        lambda now_s: placer.unheard_s(now_s, controller._active_workers), rank_table.set_num_silent
+    )
     faults.hush(controller.banyan_watchdog, "look")
 
 
@@ -146,7 +148,7 @@ def around_event_loop(original: Callable[[Any], None], controller: Any) -> None:
         if held is not None and is_holding:
             held.send_on(controller._active_workers)
         if controller.banyan_watchdog is not None:
-            controller.banyan_watchdog.look(time.time())
+            controller.banyan_watchdog.look(time.monotonic())
 
 
 def _watch_ranks(controller: Any) -> None:

@@ -50,6 +50,8 @@ class Placer:
         self._read_snapshots = read_snapshots
         self._named: dict[str, Policy] = {}
         self._num_checks = 0
+        self._taken: dict[int, tuple[float, float]] = {}
+        """Of each rank's latest snapshot its own stamp, and when it was taken."""
 
     def place_check(self, check: Any, active: Sequence[int]) -> None:
         """Name the rank of a check of the server's health, each in turn as SGLang does, and count it: also of a rank
@@ -58,7 +60,7 @@ class Placer:
             return
         check.routed_dp_rank = active[self._num_checks % len(active)]
         self._num_checks += 1
-        self._dispatcher.count(Prompt(1), check.routed_dp_rank, time.time())
+        self._dispatcher.count(Prompt(1), check.routed_dp_rank, time.monotonic())
 
     def place(self, req: Any, active: Collection[int]) -> Wait | None:
         """Set ``routed_dp_rank`` and add the hint to ``kv_hints``; or leave both and return what it is to wait for.
@@ -97,11 +99,12 @@ class Placer:
         if self._dispatcher is not None:
             self._read_loads(self._dispatcher)
 
-    def unheard_s(self, now_s: float) -> dict[int, float]:
-        """By rank, for how long something sent there is in none of its reports. Empty where SGLang chooses: then nobody
-        counts what was sent."""
+    def unheard_s(self, now_s: float, active: Collection[int]) -> dict[int, float]:
+        """By active rank, for how long something sent there is in none of its reports. Empty where SGLang chooses: then
+        nobody counts what was sent."""
         if self._dispatcher is None:
             return {}
+        self._dispatcher.forget_all_but(active)
         # Also where nothing was sent: of ranks on other nodes /v1/loads knows what is read here.
         self._read_loads(self._dispatcher)
         return self._dispatcher.unheard_s(now_s)
@@ -119,7 +122,7 @@ class Placer:
         if _session_rank(req, active) is not None:
             return None
         prompt = _prompt_of(req, found, session_of(req))
-        return dispatcher.wait(prompt, active, time.time(), policy=self._policy(policy_name))
+        return dispatcher.wait(prompt, active, time.monotonic(), policy=self._policy(policy_name))
 
     def _choose(
         self,
@@ -135,8 +138,7 @@ class Placer:
     ) -> None:
         """Have the policy name the rank, unless the client has; and add the hint."""
         prompt = _prompt_of(req, found, session_of(req))
-        # The clock of the snapshots.
-        now_s = time.time()
+        now_s = time.monotonic()
         decision = None
         if req.routed_dp_rank is None:
             home = _session_rank(req, active)
@@ -160,10 +162,20 @@ class Placer:
         least = min(unused_tokens.values(), default=None)
         for snapshot in self._read_snapshots():
             unused = unused_tokens.get(snapshot.dp_rank, least)
-            dispatcher.reported(snapshot.dp_rank, report_of(snapshot, snapshot.timestamp, unused))
+            dispatcher.reported(snapshot.dp_rank, report_of(snapshot, self._taken_s(snapshot), unused))
             self._probe.has_room_for(snapshot.dp_rank, snapshot.max_total_num_tokens)
         for rank, num_tokens in self._probe.read_queue_tokens().items():
             dispatcher.waits_for_reads(rank, num_tokens)
+
+    def _taken_s(self, snapshot: Any) -> float:
+        """On this process's clock, which is never set. That of another node may show any time: what comes from there
+        was taken when it was first seen."""
+        stamp_s, taken_s = self._taken.get(snapshot.dp_rank, (0.0, 0.0))
+        if snapshot.timestamp != stamp_s:
+            is_here = snapshot.dp_rank in self._probe.layout.ranks_here
+            taken_s = time.monotonic() - (max(0.0, time.time() - snapshot.timestamp) if is_here else 0.0)
+            self._taken[snapshot.dp_rank] = snapshot.timestamp, taken_s
+        return taken_s
 
     def _wished(self, req: Any) -> str:
         """The policy that the client names for this request, else the server's."""

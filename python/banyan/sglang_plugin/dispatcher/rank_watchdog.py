@@ -2,7 +2,7 @@
 """Ranks that stand still: whose process is there, and which say nothing although they have requests.
 
 Invariants
-  1. Each is told once in the log when it falls silent, and once when it is heard again.
+  1. Each is told once in the log when it falls silent, and once when it is heard again or taken out.
   2. Nothing is decided here: requests that are free to go elsewhere do so by what is on its way to each rank.
 
 States of a rank: heard -> silent -> heard. Dispatcher process only, one thread.
@@ -47,6 +47,6 @@ class RankWatchdog:
                 SILENCE_S,
             )
         for rank in sorted(self._silent - silent):
-            logger.warning("banyan: rank %d reports again", rank)
+            logger.warning("banyan: rank %d reports again, or SGLang has taken it out", rank)
         self._silent = silent
         self._tell(len(silent))

@@ -6,12 +6,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Any
 
+from fastapi import HTTPException
 from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqOutput
 
+from banyan import faults
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.prompt_refusals import BadRequest
+
+faults.let_pass(HTTPException)
+_under_way: set[asyncio.Future[list[Any]]] = set()
+
+
+def let_go() -> None:
+    """The ranks have ended: who waits for their answers waits no longer."""
+    for asked in list(_under_way):
+        asked.cancel()
 
 
 async def around_communicator_call(
@@ -24,8 +36,17 @@ async def around_communicator_call(
 
     Raises:
         BadRequest: where a rank has refused to give its memory away, with its line.
+        HTTPException: where the ranks have ended.
     """
-    answers = await asyncio.shield(asyncio.ensure_future(original(communicator, obj)))
+    asked = asyncio.ensure_future(original(communicator, obj))
+    _under_way.add(asked)
+    asked.add_done_callback(_under_way.discard)
+    try:
+        answers = await asyncio.shield(asked)
+    except asyncio.CancelledError:
+        if not asked.cancelled():
+            raise
+        raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "this server has ended") from None
     for answer in answers:
         if isinstance(answer, ReleaseMemoryOccupationReqOutput) and answer.rid is not None:
             raise BadRequest(answer.rid)

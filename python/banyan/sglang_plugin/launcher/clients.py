@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope, decode_kv_hints_envelope
@@ -70,8 +70,13 @@ def admit(obj: Any, request: Any, manager: Any) -> None:
 
 def asks_for_health(request: Any) -> bool:
     """Whether the server asks itself, on the route of a check of its health."""
-    scope: dict[str, Any] = getattr(request, "scope", {})
-    return scope.get("path", "").removeprefix(scope.get("root_path", "")) in HEALTH_PATHS
+    return route_of(getattr(request, "scope", {})) in HEALTH_PATHS
+
+
+def route_of(scope: Mapping[str, Any]) -> str:
+    """A request's path as SGLang's application has it: without ``--fastapi-root-path``."""
+    path: str = scope.get("path", "")
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 @contextlib.contextmanager

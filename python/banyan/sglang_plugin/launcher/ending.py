@@ -2,11 +2,13 @@
 """A server that was told to end takes nothing new: 503 at once, and a router asks another server.
 
 SGLang looks only now and then whether all is answered, then ends its ranks and waits for its connections. What came
-between the two was sent to nobody, and kept the server from its end until it was killed.
+between the two was sent to nobody, and kept the server from its end until it was killed. So did a command that was
+under way: who waits for its answer is let go when the ranks have ended.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -14,14 +16,32 @@ from sglang.srt.entrypoints import http_server
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-HARMLESS_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-ABORT_PATH = "/abort_request"
-"""Of what runs; nobody waits for an answer of the ranks."""
+from banyan.sglang_plugin.launcher import all_ranks
+from banyan.sglang_plugin.launcher.clients import HEALTH_PATHS, route_of
+
+ANSWERED_HERE = frozenset(
+    ("/", *HEALTH_PATHS, "/ready", "/ping", "/v1/loads", "/v1/models", "/model_info", "/get_model_info")
+)
+ANSWERED_BELOW = ("/metrics", "/v1/models/", "/v1/responses/")
+"""Whatever has become of the ranks; all routes that begin so."""
+
+END_SOONER = frozenset(("/abort_request", "/continue_generation"))
+"""What runs, and what stands still; nobody waits for an answer of the ranks."""
 
 
 def before_setup_http(*args: Any, **named: Any) -> None:
     """SGLang is about to serve."""
     add_to(http_server.app)
+
+
+def around_set_server_stop_hook(original: Callable[..., None], manager: Any, hook: Callable[[], None]) -> None:
+    """SGLang calls ``hook`` when its ranks have ended."""
+
+    def stop() -> None:
+        all_ranks.let_go()
+        hook()
+
+    original(manager, stop)
 
 
 def add_to(app: Any) -> None:
@@ -41,7 +61,9 @@ class EndRefusal:
 
 
 def _asks_ranks(scope: Scope) -> bool:
-    return scope["type"] == "http" and scope["method"] not in HARMLESS_METHODS and scope["path"] != ABORT_PATH
+    route = route_of(scope)
+    needs_none = scope["type"] == "lifespan" or route in ANSWERED_HERE | END_SOONER or route.startswith(ANSWERED_BELOW)
+    return not needs_none
 
 
 def _ends() -> bool:

@@ -54,16 +54,17 @@ class ArenaPart:
 
     def _open_sized(self) -> Arena | None:
         free_bytes = int((_native.available_bytes() or 0) * self.share)
-        # A GPU and the store's drives know the arena by its address: what they use is pinned.
-        grows = self.is_on_host and not self.config.store
+        # A GPU, the store's drives and NIXL's cards know the arena by its address: what they use is pinned.
+        takes_all = bool(self.config.store or (self.config.deals_with_nodes and self.config.nixl_plugin))
+        grows = self.is_on_host and not takes_all
         size = auto_size(
             pool_bytes=self.pool_bytes,
             num_parts=self.member_slots.num_parts,
             free_bytes=free_bytes,
             num_pools=GROWING_POOLS if grows else COMMITTED_POOLS,
         )
-        # A GPU's copies take it piece by piece; a store may read into any frame at once.
-        fixed = arena_memory.whole if self.config.store else arena_memory.for_device
+        # A GPU's copies take it piece by piece; a store, and another node, may read any frame at once.
+        fixed = arena_memory.whole if takes_all else arena_memory.for_device
         arena = arena_memory.allocate_sized(size, self.block, arena_memory.growing if grows else fixed)
         if arena is None and self.config.store:
             runtime.refuse(arena_room_refusal(flag="--banyan-store", free_bytes=free_bytes))

@@ -3,7 +3,7 @@
 
 Invariants
   1. Where a pull has ended, nothing is written for it any more: its process has said so, or is dead.
-  2. Nobody waits for a process to start. One that cannot be had now is none.
+  2. Nobody waits for a process to start. One that cannot be had now is none, and so is one that was to die.
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ START_S = 60.0
 """Beside a server that loads its weights an import takes long."""
 MAP_S = 60.0
 """Where memory is registered with a card, which takes a second for a few GiB."""
+SEND_S = 1.0
+"""It hears at once, unless it stands still."""
 DEATH_S = 2.0
 LOOK_S = 0.25
 DRAIN_S = 0.5
 """What is under way has so long to come."""
-AGAIN_S = 5.0
-"""Between the starts of two in a row."""
+AGAIN_S, MOST_AGAIN_S = 5.0, 600.0
+"""Between the starts of two in a row; twice as long after each that failed."""
 
 
 class Declined(OSError):
@@ -58,13 +60,22 @@ class StillWriting(Exception):
         self._process = process
 
     def when_over(self, over: Callable[[], None]) -> None:
-        """Call it when the process is dead, however long that takes."""
+        """Call it when the process is dead, however long that takes: never, where the system has no thread left."""
 
         def wait() -> None:
             self._process.popen.wait()
+            _awaited.remove(over)
             over()
 
-        start_thread(wait, name="banyan-nixl-end", feature="frames of a NIXL process that does not end")
+        _awaited.append(over)
+        try:
+            start_thread(wait, name="banyan-nixl-end", feature="frames of a NIXL process that does not end")
+        except RuntimeError as error:
+            logger.warning("banyan: frames of a NIXL process that does not end are not used again: %s", error)
+
+
+_awaited: list[Callable[[], None]] = []
+"""Of processes that may still write. A pull that nobody had any more would have ended, and given its frames back."""
 
 
 class NixlProcess:
@@ -76,6 +87,7 @@ class NixlProcess:
 
     def __init__(self, backend: str, role: str) -> None:
         self._lock = threading.Lock()
+        self._is_condemned = False
         self.metadata = b""
         self.addresses: dict[tuple[int, int], int] = {}
         """Of what was mapped, by device and inode."""
@@ -101,7 +113,8 @@ class NixlProcess:
 
     @property
     def is_alive(self) -> bool:
-        return self.popen.poll() is None
+        # Where it does not die `poll` knows nothing: somebody else waits for its end.
+        return not self._is_condemned and self.popen.poll() is None
 
     def map(self, path: str, identity: tuple[int, int] | None, num_bytes: int, *, is_writable: bool) -> int:
         """Let it map the memory at ``path``; where it has it. ``identity``: what has to lie there.
@@ -127,7 +140,7 @@ class NixlProcess:
         """Begin a pull.
 
         Raises:
-            OSError: when the process has gone.
+            OSError: when the process has gone, or does not hear.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel = Channel(self, ours)
@@ -145,20 +158,28 @@ class NixlProcess:
         Raises:
             StillWriting: when it is not.
         """
+        self._is_condemned = True
         self.popen.kill()
+        # Who sends to it waits no longer; closed, its number could be another socket's by now.
+        with suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
         with suppress(subprocess.TimeoutExpired):
             self.popen.wait(DEATH_S)
-            self._control.close()
+            with self._lock:
+                self._control.close()
             return
+        logger.warning(
+            "banyan: NIXL process %d does not end: what it reads to is not used until it has", self.popen.pid
+        )
         raise StillWriting(self)
 
     def _send(self, message: ToProcess, fd: int) -> None:
+        self._control.settimeout(SEND_S)
         socket.send_fds(self._control, [encode(message)], [fd], socket.MSG_NOSIGNAL)
 
     def _answer(self, most_s: float) -> Mapped:
         self._control.settimeout(most_s)
         payload = self._control.recv(MAX_BYTES)
-        self._control.settimeout(None)
         if not payload:
             raise ConnectionError("the NIXL process has ended")
         try:
@@ -223,6 +244,7 @@ class Kept:
         self._process: NixlProcess | None = None
         self._is_starting = False
         self._is_closed = False
+        self._again_s = AGAIN_S
         self._began_s = -AGAIN_S
         self.num_started = 0
         self.get()
@@ -233,7 +255,7 @@ class Kept:
             if self._process is not None and self._process.is_alive:
                 return self._process
             self._process = None
-            is_soon = time.monotonic() - self._began_s < AGAIN_S
+            is_soon = time.monotonic() - self._began_s < self._again_s
             if self._is_starting or self._is_closed or is_soon:
                 return None
             self._is_starting, self._began_s = True, time.monotonic()
@@ -262,10 +284,11 @@ class Kept:
         process = None
         try:
             process = self._make()
-        except (OSError, StillWriting) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, another one is tried
             logger.warning("banyan: no NIXL process for %s, which goes by TCP: %s", self._what, error)
         with self._lock:
             self._is_starting = False
+            self._again_s = min(MOST_AGAIN_S, 2 * self._again_s) if process is None else AGAIN_S
             self.num_started += process is not None
             is_late = self._is_closed
             if not is_late:

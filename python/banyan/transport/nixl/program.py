@@ -15,6 +15,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from typing import NoReturn, Protocol
 
 import numpy as np
@@ -62,20 +63,26 @@ class Program:
 
     def _turn(self) -> bool:
         """Whether it goes on."""
-        ready, _, _ = select.select([self._control, *self._pulls], [], [], self._wait_s())
-        for channel in [one for one in ready if one in self._pulls]:
+        ready = self._ready()
+        for channel, reading in self._pulls.items():
             # It says nothing but that it goes.
-            self._pulls[channel].stop()
-        if self._control in ready and not self._hear():
+            if channel.fileno() in ready:
+                reading.stop()
+        if self._control.fileno() in ready and not self._hear():
             return False
         has_moved = [self._step(channel, reading) for channel, reading in list(self._pulls.items())]
         self._pause_s = FIRST_PAUSE_S if any(has_moved) else min(MOST_PAUSE_S, 2 * self._pause_s)
         return True
 
-    def _wait_s(self) -> float | None:
-        if not self._pulls:
-            return None
-        return 0 if any(reading.has_room for reading in self._pulls.values()) else self._pause_s
+    def _ready(self) -> set[int]:
+        """Sockets that have something. Not by `select`, which takes no number from 1024 on: those of a rank may be."""
+        if self._pulls and not any(reading.has_room for reading in self._pulls.values()):
+            # `poll` knows no less than a millisecond.
+            time.sleep(self._pause_s)
+        poll = select.poll()
+        for one in (self._control, *self._pulls):
+            poll.register(one, select.POLLIN)
+        return {number for number, _ in poll.poll(0 if self._pulls else None)}
 
     def _hear(self) -> bool:
         payload, fds, _, _ = socket.recv_fds(self._control, MAX_BYTES, 1)

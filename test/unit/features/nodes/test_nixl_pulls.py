@@ -14,9 +14,10 @@ import pytest
 
 from banyan.core import Address
 from banyan.features.nodes import nixl_pulls
-from banyan.features.nodes.carriers import Carriers
+from banyan.features.nodes.carriers import PAUSE_S, Carriers
 from banyan.features.nodes.exported_arena import LeasedPart
 from banyan.features.nodes.nixl_pulls import LentByNixl, NixlCarrier
+from banyan.features.nodes.pull import Ended
 from banyan.features.nodes.tcp import STALL_S, TcpCarrier
 from banyan.features.nodes.wire import Borrow, BorrowToRead, Foreign, ReadableLease, RemoteLease
 from banyan.transport.nixl.process import LOOK_S, Declined, StillWriting
@@ -169,6 +170,35 @@ def test_carriers_when_a_node_is_read_again_then_what_was_before_does_not_count(
 def test_carriers_when_a_lease_can_be_read_and_nothing_reads_here_then_it_comes_over_tcp() -> None:
     tcp = TcpCarrier()
     assert Carriers(NODES, tcp).of(0, lease()) is tcp
+
+
+def test_carriers_when_the_process_has_died_since_a_lease_could_be_read_then_it_comes_over_tcp() -> None:
+    tcp = TcpCarrier()
+    assert Carriers(NODES, tcp, [Reader(False), Reader(True)]).of(0, lease()) is tcp
+
+
+def test_carriers_when_nixl_brings_nothing_from_a_node_then_its_pages_come_over_tcp_for_a_while(caplog) -> None:
+    tcp, now_s = TcpCarrier(), 0.0
+    carriers = Carriers(NODES, tcp, [Reader(True), Reader(True)], lambda: now_s)
+
+    def pull(node: int, ended: Ended) -> Any:
+        carrier = carriers.of(node, lease())
+        carriers.ended(node, carrier, ended)
+        return carrier
+
+    for ended in (Ended.LOST, Ended.LOST, Ended.GIVEN_UP, Ended.WHOLE, Ended.LOST, Ended.DAMAGED, Ended.LOST):
+        assert pull(0, ended) == "by nixl"
+    carriers.ended(0, "by nixl", Ended.LOST)
+    assert pull(0, Ended.WHOLE) is tcp and pull(1, Ended.WHOLE) == "by nixl"
+    assert type(carriers.borrow(0, 1, b"n", b"k")) is Borrow
+    assert carriers.nixl_state()["num_nixl_ready"] == 1
+    now_s += PAUSE_S
+    assert pull(0, Ended.LOST) == "by nixl"
+    now_s += PAUSE_S
+    assert pull(0, Ended.WHOLE) is tcp, "twice as long"
+    now_s += PAUSE_S
+    assert pull(0, Ended.WHOLE) == "by nixl" and pull(0, Ended.LOST) == "by nixl"
+    assert [str(NODES[0]) in line and "--banyan-carrier tcp" in line for line in caplog.messages] == [True, True]
 
 
 class Kept:

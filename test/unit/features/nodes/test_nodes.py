@@ -21,12 +21,14 @@ from zmq.auth.thread import ThreadAuthenticator
 from banyan.arena.page_source import Wanted
 from banyan.core import Address, Run, SourceKind
 from banyan.features.nodes import borrower, page_server
+from banyan.features.nodes.carriers import NUM_FAILED
 from banyan.features.nodes.exported_arena import LeasedFrames
+from banyan.features.nodes.nixl_pulls import Readable
 from banyan.features.nodes.node_connections import NodeMessage
 from banyan.features.nodes.page_server import PageServer
 from banyan.features.nodes.pull import NodeFound
 from banyan.features.nodes.tcp import TcpCarrier
-from banyan.features.nodes.wire import Answer, Ask, Refused, encode, pack_keys, read_by_borrower
+from banyan.features.nodes.wire import PLACE_BYTES, Answer, Ask, Refused, encode, pack_keys, read_by_borrower
 from banyan.transport.sealed.secret import Keys
 
 LENT = [3, 4, 5]
@@ -386,6 +388,59 @@ def test_borrower_when_the_system_has_no_thread_left_then_its_reads_end(nodes, m
     read = two.borrower.read(found, 2, two.memory, array("q", [0, two.block.frame_bytes]))
     until(lambda: read.has_ended)
     assert {reason for _, reason in read.finish()} == {"gone"}
+
+
+class Faulty:
+    """A carrier with a fault of its own."""
+
+    def pull(self, source, token, target, num_layers, *, is_wanted):
+        raise ZeroDivisionError
+        yield
+
+
+def test_pull_when_its_carrier_has_a_fault_then_its_pages_are_given_back_at_once(nodes) -> None:
+    one, two = nodes
+    one.keep([1], LENT[:1])
+    connect(one, two, carrier=Faulty())
+    found = NodeFound(str(one.page_server.address), 0, keys(1))
+    read = two.borrower.read(found, 1, two.memory, array("q", [0]))
+    until(lambda: read.has_ended)
+    until(lambda: one.page_server.lending.remote_leases.num_remote_leases == 0)
+
+
+class Mute:
+    """NIXL of both ends: it is up, and brings nothing."""
+
+    backend, is_ready, num_lent = "UCX", True, 0
+
+    def lend(self, exported) -> None: ...
+    def withdraw(self) -> None: ...
+    def close(self) -> None: ...
+
+    def readable(self, leased_frames) -> Readable:
+        return Readable(b"an agent", bytes(PLACE_BYTES))
+
+    def carrier(self, lease) -> Mute:
+        return self
+
+    def pull(self, *args, **named):
+        raise TimeoutError("no byte")
+        yield
+
+
+def test_pages_when_nixl_brings_none_of_a_node_then_they_come_over_tcp(nodes) -> None:
+    one, two = nodes
+    one.keep([1], LENT[:1])
+    two.borrow_from(one.lend(by_nixl=Mute()), by_nixl=[Mute()])
+    until(lambda: two.borrower.num_listening == 1)
+    found = NodeFound(str(one.page_server.address), 0, keys(1))
+    is_lost = []
+    for _ in range(NUM_FAILED + 1):
+        read = two.borrower.read(found, 1, two.memory, array("q", [0]))
+        until(lambda read=read: read.has_ended)
+        is_lost.append(bool(read.finish()))
+        until(lambda: two.borrower.num_lost == sum(is_lost))
+    assert is_lost == [True] * NUM_FAILED + [False]
 
 
 class Standing:

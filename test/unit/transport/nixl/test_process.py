@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ class Sleeper(NixlProcess):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._is_condemned = False
         self._control, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.popen = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
 
@@ -98,6 +101,55 @@ def test_process_when_it_does_not_die_then_that_is_told_once_it_has(sleeper, mon
     assert told.wait(10)
 
 
+def test_process_when_it_does_not_die_then_nobody_has_it_again_or_waits_for_it(made, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(process, "DEATH_S", 0.05)
+    made.may.set()
+    kept = Kept(made, what="a test")
+    eventually(kept.get)
+    (one,) = made.all
+    with monkeypatch.context() as patched:
+        patched.setattr(one.popen, "kill", lambda: None)
+        with pytest.raises(StillWriting) as still:
+            one.kill()
+        still.value.when_over(lambda: None)
+        eventually(one.popen._waitpid_lock.locked)
+        assert not one.is_alive and kept.get() is not one
+    with pytest.raises(OSError):
+        one.carry(b"", b"", b"", [1])
+    assert f"NIXL process {one.popen.pid} does not end" in caplog.text
+
+
+def carries_until_it_fails(sleeper) -> threading.Thread:
+    """A sleeper hears nothing: what it could keep of it is soon full."""
+
+    def carry() -> None:
+        with suppress(OSError):
+            while True:
+                sleeper.carry(b"", bytes(1 << 15), b"", [1])
+
+    thread = threading.Thread(target=carry, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_carry_when_the_process_hears_nothing_then_that_is_an_error_and_nobody_waits_for_good(sleeper, monkeypatch):
+    monkeypatch.setattr(process, "SEND_S", 0.05)
+    thread = carries_until_it_fails(sleeper)
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_process_when_it_is_killed_then_who_sends_to_it_waits_no_longer(sleeper, monkeypatch) -> None:
+    monkeypatch.setattr(process, "SEND_S", 600.0)
+    thread = carries_until_it_fails(sleeper)
+    thread.join(0.2)
+    killing = threading.Thread(target=sleeper.kill, daemon=True)
+    killing.start()
+    for one in (thread, killing):
+        one.join(10)
+        assert not one.is_alive()
+
+
 def test_memory_when_another_lies_at_its_place_by_now_then_it_is_not_mapped(sleeper) -> None:
     fd = os.memfd_create("test")
     with pytest.raises(OSError, match="another memory"):
@@ -115,9 +167,11 @@ class Made:
     def __init__(self) -> None:
         self.all: list[Any] = []
         self.may = threading.Event()
-        self.error: OSError | None = None
+        self.error: Exception | None = None
+        self.num_asked = 0
 
     def __call__(self) -> NixlProcess:
+        self.num_asked += 1
         self.may.wait(10)
         if self.error is not None:
             raise self.error
@@ -172,6 +226,29 @@ def test_kept_when_it_does_not_start_then_a_line_says_why(made, caplog) -> None:
     kept = Kept(made, what="borrowing by NIXL")
     eventually(lambda: "no plugin NONE" in caplog.text)
     assert "borrowing by NIXL" in caplog.text and kept.num_started == 0
+
+
+def test_kept_when_no_start_succeeds_then_it_is_tried_less_and_less(made, monkeypatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(process, "AGAIN_S", 5.0)
+    made.error = Declined("NIXL has no plugin NONE")
+    made.may.set()
+    kept = Kept(made, what="a test")
+    for _ in range(100):
+        eventually(lambda: not kept._is_starting)
+        now_s += 1
+        kept.get()
+    assert made.num_asked == 4, "at once, and after 10, 20 and 40 s"
+
+
+def test_kept_when_a_start_has_a_fault_of_its_own_then_there_is_another(made) -> None:
+    made.error = ValueError("a fault")
+    made.may.set()
+    kept = Kept(made, what="a test")
+    time.sleep(0.05)
+    made.error = None
+    eventually(kept.get)
 
 
 def test_kept_when_it_is_closed_while_it_starts_then_the_process_ends(made) -> None:

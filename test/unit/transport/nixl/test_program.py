@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import resource
 import socket
 import threading
 from array import array
@@ -150,6 +151,26 @@ def test_pulls_when_there_are_two_then_each_is_told_of_its_own(rig) -> None:
         for channel in (one, other):
             while channel.recv(16) != OVER:
                 pass
+
+
+@pytest.fixture
+def many_open() -> Iterator[None]:
+    """Sockets that are made now have numbers beyond 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    fds = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    yield
+    for fd in fds:
+        os.close(fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_pull_when_its_rank_has_more_than_a_thousand_files_open_then_it_is_served(many_open, rig) -> None:
+    rig.map()
+    rig.copies.may.set()
+    with rig.carry() as channel:
+        while channel.recv(16) != OVER:
+            pass
 
 
 def test_process_when_nixl_errs_then_it_ends(rig) -> None:
