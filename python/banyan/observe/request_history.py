@@ -16,7 +16,7 @@ WHY = {
     Why.GONE.value: "asked for before, held by nobody any more",
     Why.NEW.value: "never asked for before",
     Why.ABSENT.value: "held by nobody",
-    Why.TAIL.value: "at the end, less than a page or the last token",
+    Why.TAIL.value: "at the end: less than a page, or the last token and the page before it",
 }
 
 
