@@ -220,7 +220,10 @@ class Demand:
 
     def asked(self, numbers: bytes, prompt: str) -> int:
         """A prompt of these pages has come, and waits here until the one of its name is `served`. How many of its first
-        pages were asked for before, here or at a peer."""
+        pages were asked for before, here or at a peer, since `weights_changed`."""
+
+    def weights_changed(self) -> None:
+        """What was asked for before was asked of other weights."""
 
     def peer_access(self, numbers: bytes) -> None:
         """A prompt of these pages has come to a peer."""

@@ -96,7 +96,8 @@ def _hits(told: Mapping[str, Any]) -> Text:
 
 
 def _ceiling(told: Mapping[str, float]) -> Text:
-    """What could have been found: at most, and with other memory. It is counted from the server's start."""
+    """What could have been found: at most, and with other memory. It is counted from the server's start, or from
+    when its weights have changed."""
     if not any(told.values()):
         return Text("ceiling   no prompt was answered in the last 24h")
     most = ", ".join(f"{told[name]:.1%} ({name})" for name in WINDOW_MINUTES)

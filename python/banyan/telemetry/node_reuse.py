@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from banyan import _native
 from banyan.telemetry.gauges import WINDOW_MINUTES
@@ -71,8 +72,13 @@ class NodeReuse:
     """
 
     def __init__(self, page_tokens: int, node_pages: int, seed: int, clock: Callable[[], float]) -> None:
-        self._reuse = _native.Reuse(page_tokens, REACH * node_pages, seed)
+        self._make = partial(_native.Reuse, page_tokens, REACH * node_pages, seed)
         self._clock = clock
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Nothing that was asked for before can be found any more."""
+        self._reuse = self._make()
         self._figures: dict[str, float] = {}
         self._counts_again_s = 0.0
 

@@ -215,6 +215,7 @@ class Rank:
             RuntimeError: when a peer does not stop reading the old pages.
         """
         self._quiesce()
+        self.demand.weights_changed()
         self.kinds.note_change(change)
         self.kinds.leave()
         self.cache.move_to(self.kinds.rejoins)
