@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from banyan.cli.engine import Engine, EngineError
-from banyan.observe import NotSharing, Rates, Reading
+from banyan.observe import Looks, NotSharing, Reading
 from banyan.observe.summary import summary
 from banyan.telemetry import WINDOW_MINUTES
 
@@ -40,8 +40,8 @@ def look(engine: Engine, url: str) -> Reading:
 
 def watch(engine: Engine, url: str, *, interval_s: float, console: Console) -> None:
     """Show the server until interrupted. While it does not answer, what was seen last stays, with the reason."""
-    before = look(engine, url)
-    seen: RenderableType = picture(summary(Rates(before)))
+    looks = Looks()
+    seen: RenderableType = picture(summary(looks.rates(look(engine, url))))
     with Live(seen, console=console, auto_refresh=False, screen=console.is_terminal) as live:
         while True:
             time.sleep(interval_s)
@@ -50,8 +50,7 @@ def watch(engine: Engine, url: str, *, interval_s: float, console: Console) -> N
             except EngineError as error:
                 live.update(Group(seen, Text(str(error), style="bold red")), refresh=True)
                 continue
-            seen = picture(summary(Rates(now, before)))
-            before = now
+            seen = picture(summary(looks.rates(now)))
             live.update(seen, refresh=True)
 
 
