@@ -48,16 +48,18 @@ def watch(engine: Engine, url: str, *, interval_s: float, console: Console) -> N
             try:
                 now = look(engine, url)
             except EngineError as error:
-                live.update(Group(seen, Text(str(error), style="bold red")), refresh=True)
+                live.update(Group(Text(str(error), style="bold red"), seen), refresh=True)
                 continue
             seen = picture(summary(looks.rates(now)))
             live.update(seen, refresh=True)
 
 
 def picture(told: Mapping[str, Any]) -> RenderableType:
-    """What `banyan top` shows of a summary. Text of the server is shown as it is, never as markup."""
+    """What `banyan top` shows of a summary. Text of the server is shown as it is, never as markup. What needs attention
+    is first: a screen shows no more than it has lines."""
     parts: list[RenderableType] = [
         _title(told),
+        *_alerts(told),
         Text(),
         _hits(told),
         _ceiling(told["ceiling"]),
@@ -67,7 +69,7 @@ def picture(told: Mapping[str, Any]) -> RenderableType:
     ]
     if told["store"] is not None:
         parts.append(_store(told["store"]))
-    return Group(*parts, Text(), *_alerts(told), *_changing_lines(told))
+    return Group(*parts, Text(), *_changing_lines(told))
 
 
 def _title(told: Mapping[str, Any]) -> Text:

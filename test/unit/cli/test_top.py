@@ -28,8 +28,8 @@ class FakeEngine:
 
 
 @pytest.fixture(autouse=True)
-def server(monkeypatch):
-    made = FakeBanyan()
+def server(monkeypatch, request):
+    made = FakeBanyan(**getattr(request, "param", {}))
     monkeypatch.setattr(FakeEngine, "server", made)
     monkeypatch.setattr("banyan.cli.engine.Engine", FakeEngine)
     return made
@@ -104,6 +104,22 @@ def test_top_when_the_model_has_a_name_like_markup_then_it_is_shown_as_it_is(cap
 
 
 def test_watch_when_the_server_does_not_answer_for_a_while_then_the_reason_is_shown_and_it_goes_on(monkeypatch):
+    sleeps, text = watched(monkeypatch, [True, False, True, True], height=60)
+    assert sleeps == [2.0] * 4
+    assert "it rests" in text and "since the last look" in text
+
+
+@pytest.mark.parametrize("server", [{"num_ranks": 24}], indirect=True)
+def test_watch_when_the_screen_has_fewer_lines_than_the_server_ranks_then_alerts_and_the_error_are_seen(
+    monkeypatch, server
+):
+    server.more[20] = {"fetches_failed": 1}
+    _, text = watched(monkeypatch, [True, False, False, False], height=12)
+    assert "BanyanFetchFailed (rank 20)" in text and "it rests" in text
+
+
+def watched(monkeypatch, answers, *, height):
+    """How long was slept, and what was shown, while the server answers or not."""
     engine = FakeEngine("http://a")
     sleeps = []
 
@@ -113,7 +129,7 @@ def test_watch_when_the_server_does_not_answer_for_a_while_then_the_reason_is_sh
             raise KeyboardInterrupt
 
     monkeypatch.setattr(top.time, "sleep", sleep)
-    answers, ask = iter([True, False, True, True]), engine.server_info
+    answers, ask = iter(answers), engine.server_info
 
     def server_info():
         if not next(answers):
@@ -121,9 +137,7 @@ def test_watch_when_the_server_does_not_answer_for_a_while_then_the_reason_is_sh
         return ask()
 
     engine.server_info = server_info
-    console = Console(record=True, width=160, file=io.StringIO(), force_terminal=True)
+    console = Console(record=True, width=160, height=height, file=io.StringIO(), force_terminal=True)
     with pytest.raises(KeyboardInterrupt):
         top.watch(engine, "http://a", interval_s=2.0, console=console)
-    assert sleeps == [2.0] * 4
-    text = console.export_text()
-    assert "it rests" in text and "since the last look" in text
+    return sleeps, console.export_text()
