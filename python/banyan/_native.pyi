@@ -266,6 +266,9 @@ class Reuse:
         """Of the prompts' tokens of the last minutes, 1,440 at most, the share that could have been found; 0.0 of
         none."""
 
+    def num_tokens(self, num_minutes: int, now_s: int) -> int:
+        """The prompts' tokens of the last minutes, 1,440 at most."""
+
     def found_within(self, num_pages: float) -> float:
         """Of the prompts' tokens of the last day, the share that a cache of so many pages would have found that evicts
         the page that was asked for longest ago."""

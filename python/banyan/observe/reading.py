@@ -81,6 +81,7 @@ class RankReading:
     """One data-parallel rank, by its first shard.
 
     Attributes:
+        node: of the server's, the one that it is on.
         values: its counters and gauges, by their names in ``/metrics``.
         num_running, num_waiting, num_used_tokens: its load; None where the server does not tell.
         prompts, plans: its last prompts and who holds them; its last decisions, as far as they can be said.
@@ -92,6 +93,7 @@ class RankReading:
     up_s: float
     page_tokens: int
     values: Mapping[str, float]
+    node: int = 0
     num_running: int | None = None
     num_waiting: int | None = None
     num_used_tokens: int | None = None
@@ -144,9 +146,13 @@ class Reading:
         """A counter or gauge, over all ranks."""
         return sum(rank.value(name) for rank in self.ranks)
 
-    def most(self, name: str) -> float:
-        """Of a figure that each rank tells of the node, the one that has heard most; 0 where no rank has it."""
-        return max(rank.value(name) for rank in self.ranks)
+    def of_nodes(self, name: str, window: str) -> float:
+        """A share of prompt tokens that each rank tells of its node: the one's that has heard most there, over all
+        nodes; 0 where none has heard of any in that time."""
+        heard = f"heard_tokens_{window}"
+        most = {rank.node: rank for rank in sorted(self.ranks, key=lambda rank: rank.value(heard))}.values()
+        whole = sum(rank.value(heard) for rank in most)
+        return sum(rank.value(name) * rank.value(heard) for rank in most) / whole if whole else 0.0
 
     @property
     def distinct_share(self) -> float:
@@ -168,6 +174,7 @@ def _rank(number: int, state: Mapping[str, Any], load: Mapping[str, Any] | None)
         up_s=float(state.get("up_s", 0.0)),
         page_tokens=int(state["page_tokens"]),
         values=counted | gauges_of(state),
+        node=int(state.get("layout", {}).get("node", 0)),
         num_running=_number(told.get("num_running_reqs")),
         num_waiting=_number(told.get("num_waiting_reqs")),
         num_used_tokens=_number(told.get("num_used_tokens")),

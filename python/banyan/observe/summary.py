@@ -54,8 +54,8 @@ def summary(rates: Rates) -> dict[str, Any]:
 def ceiling(now: Reading) -> dict[str, float]:
     """Shares of prompt tokens: those that could have been found at most, by window, and those that a cache would have
     found with half the memory, the same, and twice. Zeros before the first answer."""
-    ceilings = {name: now.most(f"hit_ceiling_{name}") for name in WINDOW_MINUTES}
-    return ceilings | {name: now.most(f"hit_share_{name}") for name in ("half", "same", "double")}
+    ceilings = {name: now.of_nodes(f"hit_ceiling_{name}", name) for name in WINDOW_MINUTES}
+    return ceilings | {name: now.of_nodes(f"hit_share_{name}", "24h") for name in ("half", "same", "double")}
 
 
 def hits(rates: Rates) -> dict[str, float]:

@@ -103,6 +103,10 @@ class NodeReuse:
         now_s = self._clock()
         self._counts_again_s = now_s + COUNT_PERIOD_S
         found = self._reuse.found_within
+        heard = {
+            f"heard_tokens_{name}": self._reuse.num_tokens(num_minutes, int(now_s))
+            for name, num_minutes in WINDOW_MINUTES.items()
+        }
         ceilings = {
             f"hit_ceiling_{name}": self._reuse.ceiling(num_minutes, int(now_s))
             for name, num_minutes in WINDOW_MINUTES.items()
@@ -112,5 +116,5 @@ class NodeReuse:
             "hit_share_same": found(node_pages(1.0)),
             "hit_share_double": found(node_pages(2.0)),
         }
-        self._figures = {name: round(share, 4) for name, share in (ceilings | curve).items()}
+        self._figures = heard | {name: round(share, 4) for name, share in (ceilings | curve).items()}
         return self._figures

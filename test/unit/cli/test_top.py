@@ -73,7 +73,7 @@ def test_top_once_when_a_line_changes_in_every_turn_then_it_is_said_where_and_wh
 
 def test_top_once_when_none_was_answered_then_no_ceiling_is_made_up(capsys, server):
     for more in server.more:
-        more |= {name: 0.0 for name in GAUGES if name.startswith(("hit_ceiling", "hit_share"))}
+        more |= {name: 0.0 for name in GAUGES if name.startswith(("heard_tokens", "hit_ceiling", "hit_share"))}
     cli.main(["top", "http://a", "--once"])
     assert "ceiling   no prompt was answered in the last 24h" in capsys.readouterr().out
 

@@ -88,6 +88,16 @@ def test_rates_when_the_server_has_started_anew_then_no_figure_is_negative():
     assert rates.total_per_s("lookups") == 0.5
 
 
+def test_ceiling_when_ranks_have_heard_less_or_are_on_other_nodes_then_it_is_that_of_all_prompts():
+    server = FakeBanyan(num_ranks=3)
+    for more, (node, heard, share) in zip(server.more, ((0, 1_000, 0.4), (0, 100, 0.9), (1, 500, 0.1)), strict=True):
+        more |= {"layout": {"node": node}, "heard_tokens_1h": heard, "hit_ceiling_1h": share}
+        more |= {"heard_tokens_24h": 4_000 - heard, "hit_share_half": share}
+    told = summary(Rates(read(server)))["ceiling"]
+    assert told["1h"] == pytest.approx((1_000 * 0.4 + 500 * 0.1) / 1_500)
+    assert told["half"] == pytest.approx((3_900 * 0.9 + 3_500 * 0.1) / 7_400)
+
+
 def test_summary_when_prompts_were_answered_then_hits_and_computed_are_all_tokens():
     server = FakeBanyan()
     for _ in range(3):
