@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
+from banyan.decoding import json_of
 from banyan.routing.cache_path import CACHE_PATH
 
 TIMEOUT_S = 600.0
@@ -105,7 +106,7 @@ class Engine:
 
     def _call(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         with self._answer(path, body, {}) as response:
-            return json.loads(response.read())
+            return json_of(response.read())
 
     @contextlib.contextmanager
     def _answer(self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> Iterator[Any]:

@@ -20,6 +20,9 @@ HIT_SOURCES = ("own", "peer", "host", "store")
 """Where cached tokens were, the nearest first; counters ``<source>_tokens``."""
 
 
+MOST_FIGURE = 2.0**64
+
+
 class NotSharing(ValueError):
     """The server runs without Banyan."""
 
@@ -48,7 +51,7 @@ class SeenPrompt:
         return cls(
             rid=str(told["rid"]),
             num_turns=int(told["num_turns"]),
-            seen_s=float(told["seen_s"]),
+            seen_s=_finite(told["seen_s"]),
             marks=marks,
             pools=tuple(int(tokens) for tokens in told["pools"]),
             arena=int(told["arena"]),
@@ -164,16 +167,16 @@ class Reading:
 
 def _rank(number: int, state: Mapping[str, Any], load: Mapping[str, Any] | None) -> RankReading:
     # Under `forwards` the planner tells its last ones, one by one.
-    counted = {name: float(state[name]) for name in DESCRIPTIONS if isinstance(state.get(name), int | float)}
+    counted = {name: state[name] for name in DESCRIPTIONS if isinstance(state.get(name), int | float)}
     told = {} if load is None else load
     rid_nonce = str(state["rid_nonce"])
     # One of which no pseudonym can be made would fail only when somebody asks for a request.
     rid_pseudonym(rid_nonce, "")
     return RankReading(
         dp_rank=number,
-        up_s=float(state.get("up_s", 0.0)),
+        up_s=_finite(state.get("up_s", 0.0)),
         page_tokens=int(state["page_tokens"]),
-        values=counted | gauges_of(state),
+        values={name: _finite(value) for name, value in (counted | gauges_of(state)).items()},
         node=int(state.get("layout", {}).get("node", 0)),
         num_running=_number(told.get("num_running_reqs")),
         num_waiting=_number(told.get("num_waiting_reqs")),
@@ -190,6 +193,14 @@ def _at_most(most: int, told: C) -> C:
     if len(told) > most:
         raise ValueError(f"{len(told)} of what there are {most} at most")
     return told
+
+
+def _finite(value: Any) -> float:
+    """A figure, of which sums are figures as well."""
+    figure = float(value)
+    if not abs(figure) <= MOST_FIGURE:
+        raise ValueError(f"{value!r} is no figure of a rank's")
+    return figure
 
 
 def _number(value: Any) -> int | None:

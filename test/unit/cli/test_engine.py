@@ -55,7 +55,12 @@ def test_trace_level_when_set_then_asked_for_and_when_the_server_knows_none_then
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"), [((500, "out of memory"), "HTTP 500: out of memory"), ((200, "<"), "is the")]
+    ("answer", "said"),
+    [
+        ((500, "out of memory"), "HTTP 500: out of memory"),
+        ((200, "<"), "is the"),
+        ((200, '{"up_s": Infinity}'), "is the"),
+    ],
 )
 def test_call_when_the_answer_is_none_then_it_is_said(served, answer, said):
     url, answers, _ = served

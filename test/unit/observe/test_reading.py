@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
+import itertools
 import json
+import math
 from dataclasses import asdict, replace
 
 import pytest
@@ -38,6 +40,21 @@ BEYOND = {"dp_rank": 0, "page_tokens": 16, "prompt_tokens": 10**400}
 )
 def test_reading_when_the_answer_is_another_servers_then_it_is_said(info):
     with pytest.raises(ValueError, match="is not as Banyan's ranks answer"):
+        Reading.of(URL, NOW_S, info, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *itertools.product(("up_s", "prompt_tokens", "num_pool_pages"), (math.nan, math.inf, -math.inf, 1e300)),
+        ("up_s", "nan"),
+        ("num_pool_pages", "inf"),
+    ],
+)
+def test_reading_when_a_figure_is_none_or_endless_then_it_is_said(name, value):
+    info = FakeBanyan(num_ranks=1).info()
+    info["internal_states"][0]["banyan"][name] = value
+    with pytest.raises(ValueError, match="is no figure of a rank's"):
         Reading.of(URL, NOW_S, info, None)
 
 
