@@ -112,8 +112,8 @@ class Engine:
     def _answer(self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> Iterator[Any]:
         data = None if body is None else json.dumps(body).encode()
         sent = {"Content-Type": "application/json", **self._headers, **headers}
-        request = urllib.request.Request(self._url + path, data, sent)
         try:
+            request = urllib.request.Request(self._url + path, data, sent)
             with urllib.request.urlopen(request, timeout=self._timeout_s) as response:
                 yield response
         except urllib.error.HTTPError as error:

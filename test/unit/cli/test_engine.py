@@ -45,6 +45,12 @@ def test_model_when_asked_for_then_as_the_server_serves_it(served):
     assert Engine(url).served_model() == "org/m:8b"
 
 
+@pytest.mark.parametrize("url", ["myhost", "", "localhost:30000", "http://[::1"])
+def test_call_when_the_address_is_none_then_it_is_said(url):
+    with pytest.raises(EngineError, match="is this its address"):
+        Engine(url).ranks()
+
+
 def test_trace_level_when_set_then_asked_for_and_when_the_server_knows_none_then_said(served):
     url, answers, sent = served
     with pytest.raises(EngineError, match="HTTP 404"):
