@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from banyan.decoding import json_of
+from banyan.decoding import json_of, printable
 from banyan.routing.cache_path import CACHE_PATH
 
 TIMEOUT_S = 600.0
@@ -27,7 +27,7 @@ class EngineError(RuntimeError):
     """
 
     def __init__(self, message: str, status: int | None = None) -> None:
-        super().__init__(message)
+        super().__init__(printable(message))
         self.status = status
 
 

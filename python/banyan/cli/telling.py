@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from banyan.cli.engine import Engine, EngineError
+from banyan.decoding import printable
 from banyan.routing.question import ASKABLE, question
 
 ACTIONS = {
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         api_key = args.api_key_file.read_text().strip() if args.api_key_file else None
         answer = tell(Engine(args.url, api_key=api_key), args)
-        said = [json.dumps(answer)] if args.json else lines(answer)
+        said = [json.dumps(answer)] if args.json else [printable(line) for line in lines(answer)]
     except (EngineError, OSError, ValueError) as error:
         print(f"banyan cache: {error}", file=sys.stderr)
         return 1

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from banyan.core import MAX_RANKS
+from banyan.decoding import printable
 from banyan.observe.request_history import can_be_said
 from banyan.planner.planner import MAX_DECISIONS
 from banyan.telemetry import DESCRIPTIONS, gauges_of, rid_pseudonym
@@ -76,7 +77,7 @@ class ChangingLine:
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> ChangingLine:
         place, num_prompts, num_tokens = (int(told[name]) for name in ("place", "num_prompts", "num_tokens"))
-        return cls(place, num_prompts, num_tokens, str(told["part"]), str(told["text"]))
+        return cls(place, num_prompts, num_tokens, printable(str(told["part"])), str(told["text"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,8 @@ class Reading:
             raise ValueError(f"{url}/server_info is not as Banyan's ranks answer: {error!r}") from None
         if not ranks:
             raise NotSharing(f"{url} runs without Banyan: start it with --enable-banyan")
-        return cls(url, taken_s, str(info.get("model_path", "")), str(info.get("version", "")), ranks)
+        model, version = (printable(str(info.get(name, ""))) for name in ("model_path", "version"))
+        return cls(url, taken_s, model, version, ranks)
 
     def total(self, name: str) -> float:
         """A counter or gauge, over all ranks."""

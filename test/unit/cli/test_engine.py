@@ -64,6 +64,7 @@ def test_trace_level_when_set_then_asked_for_and_when_the_server_knows_none_then
     ("answer", "said"),
     [
         ((500, "out of memory"), "HTTP 500: out of memory"),
+        ((500, "out\x1b[2J\nof memory"), r"HTTP 500: out \[2J of memory"),
         ((200, "<"), "is the"),
         ((200, '{"up_s": Infinity}'), "is the"),
     ],

@@ -116,6 +116,14 @@ def test_explain_when_pages_were_dropped_then_why_it_was_these(capsys):
     ]
 
 
+def test_explain_when_a_rank_tells_commands_of_a_terminal_then_they_are_text(monkeypatch, capsys):
+    (plan, *_), (leaf, *_) = made_plans(), made_drops()
+    told = {"plans": [{**plan, "outcome": "\x1b[2J"}], "dropped": [{**leaf, "key": "\x1b[2J"}]}
+    monkeypatch.setattr(FakeEngine, "ranks", lambda self: {0: told})
+    assert [cli.main(["explain", rid]) for rid in ("all", "dropped")] == [0, 0]
+    assert "\x1b" not in capsys.readouterr().out
+
+
 def test_explain_when_nothing_was_dropped_then_it_says_so(monkeypatch, capsys):
     monkeypatch.setattr(FakeEngine, "ranks", lambda self: {0: {"dropped": []}})
     assert cli.main(["explain", "dropped"]) == 0

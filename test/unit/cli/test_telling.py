@@ -88,6 +88,12 @@ def test_list_when_asked_for_then_a_line_for_each_prefix(run):
     assert run("ls")[1] == "pin      ab12      4,096 tokens, 12 s left, not in the pools\n"
 
 
+def test_list_when_a_key_has_commands_of_a_terminal_then_they_are_text(run, monkeypatch):
+    one = {"action": "pin", "key": "\x1b[2J", "num_tokens": 1, "expires_in_s": 1, "in_pool": True}
+    monkeypatch.setattr(Fake, "tell_cache", lambda self, command: {"action": "list", "prefixes": [one]})
+    assert "\x1b" not in run("ls")[1]
+
+
 @pytest.mark.parametrize(
     "words, prompt, said",
     [

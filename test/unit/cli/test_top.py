@@ -97,10 +97,14 @@ def test_top_when_json_is_asked_for_again_and_again_then_refused(capsys):
     assert "--json: with --once only" in capsys.readouterr().err
 
 
-def test_top_when_the_model_has_a_name_like_markup_then_it_is_shown_as_it_is(capsys, server):
-    server.name = "[red]m[/red]"
+def test_top_when_the_server_tells_markup_or_commands_of_a_terminal_then_they_are_text(capsys, server):
+    server.name = "[red]m[/red]\x1b[2J"
+    server.more[1] = {
+        "changing_lines": [{"place": 23, "num_prompts": 3, "num_tokens": 900, "part": "\x1b", "text": "\x1b"}]
+    }
     cli.main(["top", "http://a", "--once"])
-    assert "[red]m[/red]" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "[red]m[/red] [2J" in text and "\x1b" not in text
 
 
 def test_watch_when_the_server_does_not_answer_for_a_while_then_the_reason_is_shown_and_it_goes_on(monkeypatch):
