@@ -127,8 +127,9 @@ def gauge(name: str) -> str:
     return f'{SERIES[name].name}{{instance=~"$instance"}}'
 
 
-def most(name: str) -> str:
-    return f"max by (instance) ({gauge(name)})"
+def of_nodes(name: str, window: str) -> str:
+    """A share that each rank tells of its node: the one's that has heard most."""
+    return f"max by (instance) ({gauge(name)} and topk by (instance) (1, {gauge(f'heard_tokens_{window}')}))"
 
 
 CACHED = " + ".join(total(f"{source}_tokens") for source in ("own", "peer", "host", "store"))
@@ -157,7 +158,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "Could be found at most",
                 [
                     (f"({CACHED}) / {total('prompt_tokens')}", "found"),
-                    *((most(f"hit_ceiling_{name}"), f"ceiling, last {name}") for name in WINDOW_MINUTES),
+                    *((of_nodes(f"hit_ceiling_{name}", name), f"ceiling, last {name}") for name in WINDOW_MINUTES),
                 ],
                 "percentunit",
                 width=12,
@@ -166,9 +167,9 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             Panel(
                 "Found with other memory",
                 [
-                    (most("hit_share_half"), "half the arena"),
-                    (most("hit_share_same"), "as it is"),
-                    (most("hit_share_double"), "twice the arena"),
+                    (of_nodes("hit_share_half", "24h"), "half the arena"),
+                    (of_nodes("hit_share_same", "24h"), "as it is"),
+                    (of_nodes("hit_share_double", "24h"), "twice the arena"),
                 ],
                 "percentunit",
                 width=12,

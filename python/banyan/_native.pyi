@@ -220,7 +220,10 @@ class Demand:
 
     def asked(self, numbers: bytes, prompt: str) -> int:
         """A prompt of these pages has come, and waits here until the one of its name is `served`. How many of its first
-        pages were asked for before, here or at a peer."""
+        pages were asked for before, here or at a peer, since `weights_changed`."""
+
+    def weights_changed(self) -> None:
+        """What was asked for before was asked of other weights."""
 
     def peer_access(self, numbers: bytes) -> None:
         """A prompt of these pages has come to a peer."""
@@ -262,6 +265,9 @@ class Reuse:
     def ceiling(self, num_minutes: int, now_s: int) -> float:
         """Of the prompts' tokens of the last minutes, 1,440 at most, the share that could have been found; 0.0 of
         none."""
+
+    def num_tokens(self, num_minutes: int, now_s: int) -> int:
+        """The prompts' tokens of the last minutes, 1,440 at most."""
 
     def found_within(self, num_pages: float) -> float:
         """Of the prompts' tokens of the last day, the share that a cache of so many pages would have found that evicts

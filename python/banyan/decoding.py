@@ -52,3 +52,8 @@ def with_last_fields(body: bytes, fields: Mapping[str, Any]) -> bytes:
     before = whole[:-1].rstrip()
     comma = b"" if before.endswith(b"{") else b","
     return before + comma + msgspec.json.encode(fields)[1:]
+
+
+def printable(text: str) -> str:
+    """Text of somebody else, fit for a terminal: a blank for each character that commands it, or that is none."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)

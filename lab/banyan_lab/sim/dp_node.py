@@ -95,7 +95,9 @@ class DpNode:
         if self._site.hears:
             for peer in self._ranks[: rank.number] + self._ranks[rank.number + 1 :]:
                 peer.pool.heard(request.pages)
-        request.uncached_tokens = request.prompt_tokens - prompt.cached_tokens[rank.number]
+        # As the dispatcher counts it: what a rank fetches it does not compute.
+        cached_tokens = max(prompt.cached_tokens[rank.number], prompt.fetchable_tokens)
+        request.uncached_tokens = request.prompt_tokens - cached_tokens
         rank.ongoing_tokens += request.prompt_tokens + request.output_tokens
         rank.pending_tokens += request.uncached_tokens
         rank.num_requests += 1
@@ -155,7 +157,7 @@ class DpNode:
 
     @property
     def pending_tokens(self) -> int:
-        """To be computed by all ranks."""
+        """Of prompts that wait at all ranks, as SGLang tells them: without the chunks that are being computed."""
         return sum(rank.pending_tokens for rank in self._ranks)
 
     @property
@@ -181,21 +183,31 @@ class DpNode:
         self.tokens_from[SourceKind.OWN] += min(own * page_tokens, request.prompt_tokens)
         prefill = self._site.prefill
         work_s = prefill.linear_s(new_tokens) + prefill.attention_s(new_tokens=new_tokens, cached_tokens=cached)
-        work_s = self._interfere(rank, work_s, new_tokens)
-        rank.computed_tokens += new_tokens
-        rank.computed_s += work_s
+        num_chunks = -(-new_tokens // CHUNK_TOKENS)
+        work_s = self._interfere(rank, work_s, num_chunks)
         parts = []
         for run, link in zip(runs, sources, strict=True):
             taken = min(run.num_pages, moved)
             moved -= taken
             if taken:
                 parts.append((run.kind, taken, link))
-        self._report(rank)
+        rank.pending_tokens += new_tokens - request.uncached_tokens
+        self._prefill_chunk(rank, new_tokens, work_s / num_chunks)
         join = Join(1 + len(parts), self._prefilled, rank, request)
         self._sim.after(work_s, join)
         for kind, num_pages, link in parts:
             self.tokens_from[kind] += num_pages * page_tokens
             link.start(num_pages * self._site.page_bytes, self._moved, rank, kind, num_pages, self._sim.now_s, join)
+
+    def _prefill_chunk(self, rank: Rank, num_tokens: int, chunk_s: float) -> None:
+        """The next chunk of a prompt begins, of which so many tokens are not computed. What is behind it waits."""
+        num_begun = min(CHUNK_TOKENS, num_tokens)
+        rank.pending_tokens -= num_begun
+        rank.computed_tokens += num_begun
+        rank.computed_s += chunk_s
+        self._report(rank)
+        if num_begun < num_tokens:
+            self._sim.after(chunk_s, self._prefill_chunk, rank, num_tokens - num_begun, chunk_s)
 
     def _found(self, rank: Rank, pages: Sequence[Page], own: int) -> tuple[list[Run], list[Link]]:
         """Where the tail's leading pages are: at the peer that has most, behind it in the arena."""
@@ -216,12 +228,11 @@ class DpNode:
             links.append(self._arena_link)
         return runs, links
 
-    def _interfere(self, rank: Rank, work_s: float, new_tokens: int) -> float:
+    def _interfere(self, rank: Rank, work_s: float, num_chunks: int) -> float:
         """On a rank that does both, chunks and decode steps wait for each other, or share a forward."""
         if self._site.num_decode_only:
             return work_s
         group = self._decode[rank.number]
-        num_chunks = -(-new_tokens // CHUNK_TOKENS)
         own_s = group.own_step_s if group.num_running else 0.0
         if self._site.mixes:
             forward_s = max(work_s / num_chunks, own_s)
@@ -236,7 +247,6 @@ class DpNode:
 
     def _prefilled(self, rank: Rank, request: Request) -> None:
         rank.busy = False
-        rank.pending_tokens -= request.uncached_tokens
         request.prefilled_s = self._sim.now_s
         rank.pool.served(request.number)
         rank.pool.insert(request.pages)

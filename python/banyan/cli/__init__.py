@@ -192,7 +192,7 @@ def _explain(args: argparse.Namespace) -> int:
             print("\n".join(map(explain.drop_sentence, found)) or "no rank has dropped a page to make room")
         else:
             print("\n".join(line for one in found for line in explain.sentences(one)))
-    except (EngineError, OSError, UnicodeDecodeError) as error:
+    except (EngineError, OSError) as error:
         print(f"banyan explain: {error}", file=sys.stderr)
         return 1
     except (KeyError, TypeError, ValueError) as error:
@@ -243,7 +243,14 @@ def _web(args: argparse.Namespace) -> int:
 
 
 def _api_key(args: argparse.Namespace) -> str | None:
-    return None if args.api_key_file is None else args.api_key_file.read_text().strip()
+    """
+    Raises:
+        OSError: for a file that cannot be read, or is no text.
+    """
+    try:
+        return None if args.api_key_file is None else args.api_key_file.read_text().strip()
+    except UnicodeDecodeError as error:
+        raise OSError(f"--api-key-file {args.api_key_file}: name a file with the server's key: {error}") from None
 
 
 def _doctor(args: argparse.Namespace) -> int:

@@ -37,7 +37,8 @@ NETWORK_TYPES = ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs")
 def examine_drive(folder: Path, kernel: Kernel, *, read_rate: Callable[[Path], float] | None = None) -> list[Finding]:
     """What ``folder`` lies on, and how fast it is read. ``read_rate`` gives bytes a second."""
     what = f"drive of {folder}"
-    if not folder.is_dir():
+    # Path.is_dir raises below a folder that its caller may not enter.
+    if not os.path.isdir(folder):
         return [Finding(what, False, "no such folder", "make it, on the drive that the store is to use")]
     found = [_place(what, folder, kernel)]
     try:

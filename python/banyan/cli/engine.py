@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from banyan.decoding import json_of, printable
 from banyan.routing.cache_path import CACHE_PATH
 
 TIMEOUT_S = 600.0
@@ -18,6 +19,9 @@ TIMEOUT_S = 600.0
 
 class EngineError(RuntimeError):
     """The server cannot be asked, or does not have what was asked for; the message says what to do."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
 class Engine:
@@ -65,14 +69,14 @@ class Engine:
 
     def _call(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         with self._answer(path, body, {}) as response:
-            return json.loads(response.read())
+            return json_of(response.read())
 
     @contextlib.contextmanager
     def _answer(self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> Iterator[Any]:
         data = None if body is None else json.dumps(body).encode()
         sent = {"Content-Type": "application/json", **self._headers, **headers}
-        request = urllib.request.Request(self._url + path, data, sent)
         try:
+            request = urllib.request.Request(self._url + path, data, sent)
             with urllib.request.urlopen(request, timeout=self._timeout_s) as response:
                 yield response
         except urllib.error.HTTPError as error:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from banyan.cli.engine import Engine, EngineError
+from banyan.decoding import printable
 from banyan.observe.request_history import decisions_of, sentences
 
 __all__ = ["DROPPED", "decisions", "drop_sentence", "drops", "sentences"]
@@ -44,4 +45,4 @@ def drop_sentence(one: Mapping[str, Any]) -> str:
     why = "the last copy" if one["copy"] is None else f"a duplicate ({one['copy']} had it)"
     asked = "asked for again before" if one["again"] else "asked for once"
     when = f"rank {one['dp_rank']}, {one['ago_s']:.1f} s ago"
-    return f"{when}: {one['num_pages']} page(s) up to {one['key']}: {why}, {asked}"
+    return printable(f"{when}: {one['num_pages']} page(s) up to {one['key']}: {why}, {asked}")

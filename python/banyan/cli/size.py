@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -62,26 +63,36 @@ def block_of(
     page = _page_of_config(config, value_bytes=value_bytes, page_tokens=page_tokens)
     if draft is not None:
         # Of a checkpoint that has both, the draft is the layers behind the model's.
-        text = {**draft, **draft.get("text_config", {})}
+        text = _text_of(draft)
         layers = text.get("num_nextn_predict_layers")
         behind = {**text, "text_config": {"num_hidden_layers": layers} if layers else {}}
-        page = page.followed_by([_page_of_config(behind, value_bytes=value_bytes, page_tokens=page_tokens)])
+        try:
+            page = page.followed_by([_page_of_config(behind, value_bytes=value_bytes, page_tokens=page_tokens)])
+        except ValueError as error:
+            raise ValueError(f"--draft: {error}") from error
     return BlockGeometry.of_page(page)
 
 
 def _page_of_config(config: Mapping[str, Any], *, value_bytes: int, page_tokens: int) -> PageLayout:
-    text = {**config, **config.get("text_config", {})}
-    others = {kind for kind in text.get("layer_types") or () if kind != FULL_ATTENTION}
-    others |= {name for name in OTHER_CACHES if text.get(name) is not None}
-    if others:
-        raise ValueError(f"{', '.join(sorted(others))}: this works out pages of full attention in every layer only")
     try:
-        return _page_of(text, value_bytes=value_bytes, page_tokens=page_tokens)
+        return _page_of(_text_of(config), value_bytes=value_bytes, page_tokens=page_tokens)
     except KeyError as error:
         raise ValueError(f"config.json does not say {error}") from error
+    except (TypeError, ArithmeticError) as error:
+        raise ValueError(f"config.json says what cannot be worked out: {error}") from error
+
+
+def _text_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a model's text, which may stand by themselves."""
+    text = config.get("text_config")
+    return {**config, **(text if isinstance(text, dict) else {})}
 
 
 def _page_of(text: Mapping[str, Any], *, value_bytes: int, page_tokens: int) -> PageLayout:
+    others = {str(kind) for kind in text.get("layer_types") or () if kind != FULL_ATTENTION}
+    others |= {name for name in OTHER_CACHES if text.get(name) is not None}
+    if others:
+        raise ValueError(f"{', '.join(sorted(others))}: this works out pages of full attention in every layer only")
     num_layers = int(text["num_hidden_layers"])
     if text.get("kv_lora_rank"):
         row_bytes = (int(text["kv_lora_rank"]) + int(text["qk_rope_head_dim"])) * value_bytes
@@ -175,24 +186,35 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def _config_of(model: Path) -> Path:
-    return model / "config.json" if model.is_dir() else model
+def _config_of(model: Path) -> dict[str, Any]:
+    """
+    Raises:
+        ValueError: which names the file.
+    """
+    # Path.is_dir raises below a folder that its caller may not enter.
+    path = model / "config.json" if os.path.isdir(model) else model
+    try:
+        config = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file: name the model's folder on this machine, or its config.json") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{path}: this is no model's config.json")
+    return config
 
 
 def run(args: argparse.Namespace) -> int:
-    path = _config_of(args.model)
     try:
-        if not path.exists():
-            raise ValueError("no such file: name the model's folder on this machine, or its config.json")
         for name in ("dram", "ssd", "rate", "endurance", "page_size"):
             value = getattr(args, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ValueError(f"--{name.replace('_', '-')} {value}: above 0")
-        config = json.loads(path.read_text())
-        draft = None if args.draft is None else json.loads(_config_of(args.draft).read_text())
+        config = _config_of(args.model)
+        draft = None if args.draft is None else _config_of(args.draft)
         block = block_of(config, value_bytes=VALUE_BYTES[args.kv], page_tokens=args.page_size, draft=draft)
-    except (OSError, ValueError) as error:
-        print(f"banyan size: {path}: {error}", file=sys.stderr)
+    except ValueError as error:
+        print(f"banyan size: {error}", file=sys.stderr)
         return 2
     found = capacity(
         block,

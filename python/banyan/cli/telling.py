@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from banyan.cli.engine import Engine, EngineError
+from banyan.decoding import printable
 from banyan.routing.question import ASKABLE, question
 
 ACTIONS = {
@@ -63,11 +64,14 @@ def run(args: argparse.Namespace) -> int:
     try:
         api_key = args.api_key_file.read_text().strip() if args.api_key_file else None
         answer = tell(Engine(args.url, api_key=api_key), args)
+        said = [json.dumps(answer)] if args.json else [printable(line) for line in lines(answer)]
     except (EngineError, OSError, ValueError) as error:
         print(f"banyan cache: {error}", file=sys.stderr)
         return 1
-    for line in [json.dumps(answer)] if args.json else lines(answer):
-        print(line)
+    except (KeyError, TypeError) as error:
+        print(f"banyan cache: the server is of another release, and answers otherwise: {error!r}", file=sys.stderr)
+        return 1
+    print("\n".join(said))
     return 0
 
 

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from banyan.observe import Rates, Reading, asking
+from banyan.observe import Looks, Reading, asking
 from banyan.observe.summary import summary
 from banyan.telemetry import WINDOW_MINUTES
 
@@ -36,25 +36,26 @@ def look(url: str, api_key: str | None) -> Reading:
 
 def watch(look: Callable[[], Reading], *, interval_s: float, console: Console) -> None:
     """Show the server until interrupted. While it does not answer, what was seen last stays, with the reason."""
-    before = look()
-    seen: RenderableType = picture(summary(Rates(before)))
+    looks = Looks()
+    seen: RenderableType = picture(summary(looks.rates(look())))
     with Live(seen, console=console, auto_refresh=False, screen=console.is_terminal) as live:
         while True:
             time.sleep(interval_s)
             try:
                 now = look()
             except asking.Unanswered as error:
-                live.update(Group(seen, Text(str(error), style="bold red")), refresh=True)
+                live.update(Group(Text(str(error), style="bold red"), seen), refresh=True)
                 continue
-            seen = picture(summary(Rates(now, before)))
-            before = now
+            seen = picture(summary(looks.rates(now)))
             live.update(seen, refresh=True)
 
 
 def picture(told: Mapping[str, Any]) -> RenderableType:
-    """What `banyan top` shows of a summary. Text of the server is shown as it is, never as markup."""
+    """What `banyan top` shows of a summary. Text of the server is shown as it is, never as markup. What needs attention
+    is first: a screen shows no more than it has lines."""
     parts: list[RenderableType] = [
         _title(told),
+        *_alerts(told),
         Text(),
         _hits(told),
         _ceiling(told["ceiling"]),
@@ -64,7 +65,7 @@ def picture(told: Mapping[str, Any]) -> RenderableType:
     ]
     if told["store"] is not None:
         parts.append(_store(told["store"]))
-    return Group(*parts, Text(), *_alerts(told), *_changing_lines(told))
+    return Group(*parts, Text(), *_changing_lines(told))
 
 
 def _title(told: Mapping[str, Any]) -> Text:
@@ -92,7 +93,8 @@ def _hits(told: Mapping[str, Any]) -> Text:
 
 
 def _ceiling(told: Mapping[str, float]) -> Text:
-    """What could have been found: at most, and with other memory. It is counted from the server's start."""
+    """What could have been found: at most, and with other memory. It is counted from the server's start, or from
+    when its weights have changed."""
     if not any(told.values()):
         return Text("ceiling   no prompt was answered in the last 24h")
     most = ", ".join(f"{told[name]:.1%} ({name})" for name in WINDOW_MINUTES)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from banyan.observe.rates import Rates
+from banyan.observe.rates import ALERT_S, WEAR_S, Rates
 from banyan.observe.reading import RankReading
 from banyan.telemetry import DESCRIPTIONS, SERIES
 
@@ -127,7 +127,7 @@ class Wearing:
     allowed: str = "store_write_bytes_per_day"
 
     def holds(self, rates: Rates, rank: RankReading) -> bool:
-        allowed = rank.value(self.allowed)
+        allowed, rates = rank.value(self.allowed), rates.over(WEAR_S)
         return 0 < allowed * (rates.seconds(rank) / DAY_S + 1 / 12) < rates.grown(rank, self.written)
 
     def promql(self) -> str:
@@ -323,5 +323,5 @@ def alerts(rates: Rates) -> list[Alert]:
 
 def _ranks(rule: Rule, rates: Rates) -> Iterator[int]:
     for rank in rates.now.ranks:
-        if rule.condition.holds(rates, rank):
+        if rule.condition.holds(rates.over(ALERT_S), rank):
             yield rank.dp_rank

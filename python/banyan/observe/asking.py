@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from banyan.decoding import json_of
+from banyan.decoding import json_of, printable
 from banyan.observe.reading import Reading
 from banyan.whole_answer import whole
 
@@ -21,6 +21,9 @@ MAX_TOLD_BYTES = 64 << 20
 
 class Unanswered(Exception):
     """The server did not answer, or not so that it can be read; one line that says why."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
 async def look(session: aiohttp.ClientSession, url: str, api_key: str | None) -> Reading:

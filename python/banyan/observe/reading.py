@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from banyan.core import MAX_RANKS
+from banyan.decoding import printable
 from banyan.observe.request_history import can_be_said
 from banyan.planner.planner import MAX_DECISIONS
 from banyan.telemetry import DESCRIPTIONS, gauges_of, rid_pseudonym
@@ -18,6 +19,9 @@ C = TypeVar("C", bound=Collection[Any])
 
 HIT_SOURCES = ("own", "peer", "host", "store")
 """Where cached tokens were, the nearest first; counters ``<source>_tokens``."""
+
+
+MOST_FIGURE = 2.0**64
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class SeenPrompt:
         return cls(
             rid=str(told["rid"]),
             num_turns=int(told["num_turns"]),
-            seen_s=float(told["seen_s"]),
+            seen_s=_finite(told["seen_s"]),
             marks=marks,
             pools=tuple(int(tokens) for tokens in told["pools"]),
             arena=int(told["arena"]),
@@ -69,7 +73,7 @@ class ChangingLine:
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> ChangingLine:
         place, num_prompts, num_tokens = (int(told[name]) for name in ("place", "num_prompts", "num_tokens"))
-        return cls(place, num_prompts, num_tokens, str(told["part"]), str(told["text"]))
+        return cls(place, num_prompts, num_tokens, printable(str(told["part"])), str(told["text"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,7 @@ class RankReading:
     """One data-parallel rank, by its first shard.
 
     Attributes:
+        node: of the server's, the one that it is on.
         values: its counters and gauges, by their names in ``/metrics``.
         num_running, num_waiting, num_used_tokens: its load; None where the server does not tell.
         prompts, plans: its last prompts and who holds them; its last decisions, as far as they can be said.
@@ -88,6 +93,7 @@ class RankReading:
     up_s: float
     page_tokens: int
     values: Mapping[str, float]
+    node: int = 0
     num_running: int | None = None
     num_waiting: int | None = None
     num_used_tokens: int | None = None
@@ -135,15 +141,20 @@ class Reading:
             raise ValueError(f"{said}: is it another release of Banyan?") from None
         if not ranks:
             raise ValueError(f"{url} runs without Banyan: start it with --enable-banyan")
-        return cls(url, taken_s, str(info.get("model_path", "")), str(info.get("version", "")), ranks)
+        model, version = (printable(str(info.get(name, ""))) for name in ("model_path", "version"))
+        return cls(url, taken_s, model, version, ranks)
 
     def total(self, name: str) -> float:
         """A counter or gauge, over all ranks."""
         return sum(rank.value(name) for rank in self.ranks)
 
-    def most(self, name: str) -> float:
-        """Of a figure that each rank tells of the node, the one that has heard most; 0 where no rank has it."""
-        return max(rank.value(name) for rank in self.ranks)
+    def of_nodes(self, name: str, window: str) -> float:
+        """A share of prompt tokens that each rank tells of its node: the one's that has heard most there, over all
+        nodes; 0 where none has heard of any in that time."""
+        heard = f"heard_tokens_{window}"
+        most = {rank.node: rank for rank in sorted(self.ranks, key=lambda rank: rank.value(heard))}.values()
+        whole = sum(rank.value(heard) for rank in most)
+        return sum(rank.value(name) * rank.value(heard) for rank in most) / whole if whole else 0.0
 
     @property
     def distinct_share(self) -> float:
@@ -155,16 +166,17 @@ class Reading:
 
 def _rank(number: int, state: Mapping[str, Any], load: Mapping[str, Any] | None) -> RankReading:
     # Under `forwards` the planner tells its last ones, one by one.
-    counted = {name: float(state[name]) for name in DESCRIPTIONS if isinstance(state.get(name), int | float)}
+    counted = {name: state[name] for name in DESCRIPTIONS if isinstance(state.get(name), int | float)}
     told = {} if load is None else load
     rid_nonce = str(state["rid_nonce"])
     # One of which no pseudonym can be made would fail only when somebody asks for a request.
     rid_pseudonym(rid_nonce, "")
     return RankReading(
         dp_rank=number,
-        up_s=float(state.get("up_s", 0.0)),
+        up_s=_finite(state.get("up_s", 0.0)),
         page_tokens=int(state["page_tokens"]),
-        values=counted | gauges_of(state),
+        values={name: _finite(value) for name, value in (counted | gauges_of(state)).items()},
+        node=int(state.get("layout", {}).get("node", 0)),
         num_running=_number(told.get("num_running_reqs")),
         num_waiting=_number(told.get("num_waiting_reqs")),
         num_used_tokens=_number(told.get("num_used_tokens")),
@@ -180,6 +192,14 @@ def _at_most(most: int, told: C) -> C:
     if len(told) > most:
         raise ValueError(f"{len(told)} of what there are {most} at most")
     return told
+
+
+def _finite(value: Any) -> float:
+    """A figure, of which sums are figures as well."""
+    figure = float(value)
+    if not abs(figure) <= MOST_FIGURE:
+        raise ValueError(f"{value!r} is no figure of a rank's")
+    return figure
 
 
 def _number(value: Any) -> int | None:

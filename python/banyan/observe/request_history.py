@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from banyan.core import MAX_RID_CHARS, SourceKind
+from banyan.decoding import printable
 from banyan.telemetry import Why, rid_pseudonym
 
 WHY = {
@@ -16,7 +17,7 @@ WHY = {
     Why.GONE.value: "asked for before, held by nobody any more",
     Why.NEW.value: "never asked for before",
     Why.ABSENT.value: "held by nobody",
-    Why.TAIL.value: "at the end, less than a page or the last token",
+    Why.TAIL.value: "at the end: less than a page, or the last token and the page before it",
 }
 
 
@@ -61,7 +62,7 @@ def sentences(plan: Mapping[str, Any]) -> list[str]:
         lines.append("  computed: " + ", ".join(f"{tokens} {WHY[why]}" for why, tokens in plan["computed"].items()))
     if plan["steps"]:
         lines.append("  " + ", ".join(f"{what} after {_ms(after_s * 1e6)}" for what, after_s in plan["steps"]))
-    return lines
+    return [printable(line) for line in lines]
 
 
 def _path(plan: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from banyan.observe.alerts import Alert, alerts
-from banyan.observe.rates import Rates
+from banyan.observe.rates import WEAR_S, Rates
 from banyan.observe.reading import HIT_SOURCES, RankReading, Reading
 from banyan.telemetry import WINDOW_MINUTES
 
@@ -54,8 +54,8 @@ def summary(rates: Rates) -> dict[str, Any]:
 def ceiling(now: Reading) -> dict[str, float]:
     """Shares of prompt tokens: those that could have been found at most, by window, and those that a cache would have
     found with half the memory, the same, and twice. Zeros before the first answer."""
-    ceilings = {name: now.most(f"hit_ceiling_{name}") for name in WINDOW_MINUTES}
-    return ceilings | {name: now.most(f"hit_share_{name}") for name in ("half", "same", "double")}
+    ceilings = {name: now.of_nodes(f"hit_ceiling_{name}", name) for name in WINDOW_MINUTES}
+    return ceilings | {name: now.of_nodes(f"hit_share_{name}", "24h") for name in ("half", "same", "double")}
 
 
 def hits(rates: Rates) -> dict[str, float]:
@@ -84,7 +84,7 @@ def _rank(rates: Rates, rank: RankReading) -> dict[str, Any]:
 
 
 def _store(rates: Rates) -> dict[str, float | None] | None:
-    """The store as all ranks together see it; None without one. ``written_bytes_per_day``: at this rate."""
+    """The store as all ranks together see it; None without one. ``written_bytes_per_day``: as in the last hours."""
     now = rates.now
     if not any(rank.has("store_written_bytes") for rank in now.ranks):
         return None
@@ -94,7 +94,7 @@ def _store(rates: Rates) -> dict[str, float | None] | None:
         "num_records": max(told, default=None),
         "backlog_pages": now.total("store_backlog_pages"),
         "written_bytes": now.total("store_written_bytes"),
-        "written_bytes_per_day": round(rates.total_per_s("store_written_bytes") * SECONDS_A_DAY),
+        "written_bytes_per_day": round(rates.over(WEAR_S).total_per_s("store_written_bytes") * SECONDS_A_DAY),
         "allowed_bytes_per_day": now.total("store_write_bytes_per_day"),
         "checksum_failures": now.total("store_checksum_failures"),
         "stalls": now.total("store_stalls"),

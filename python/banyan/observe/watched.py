@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept of one server while somebody looks: two readings, and the hits of the last minutes.
+"""What is kept of one server while somebody looks: some readings, and the hits of the last minutes.
 
 Invariants
   1. A server is asked at most once in ``LEAST_AGE_S``, however many look.
@@ -18,7 +18,7 @@ from typing import Any
 
 from banyan.observe.asking import Unanswered
 from banyan.observe.prefix_tree import prefix_tree
-from banyan.observe.rates import Rates
+from banyan.observe.rates import Looks, Rates
 from banyan.observe.reading import HIT_SOURCES, Reading
 from banyan.observe.request_history import decisions_of, sentences
 from banyan.observe.summary import summary
@@ -43,8 +43,8 @@ class Watched:
         self._clock = clock
         self._asking: asyncio.Task[None] | None = None
         self._asked_s = float("-inf")
-        self._now: Reading | None = None
-        self._before: Reading | None = None
+        self._looks = Looks()
+        self._rates: Rates | None = None
         self._tree: list[dict[str, Any]] = []
         self._error = f"{url} has not answered yet"
         self._samples: deque[list[float]] = deque(maxlen=MAX_SAMPLES)
@@ -52,25 +52,25 @@ class Watched:
     async def told(self) -> dict[str, Any]:
         """What the page shows of it. ``error``: why it could not be asked; what was seen last stays beside it."""
         await self._refresh()
-        if self._now is None:
+        if self._rates is None:
             return {"url": self.url, "error": self._error}
         return {
             "url": self.url,
             "error": self._error,
-            **summary(Rates(self._now, self._before)),
+            **summary(self._rates),
             "tree": self._tree,
             "history": list(self._samples),
-            "recent": self._recent(self._now),
+            "recent": self._recent(self._rates.now),
         }
 
     async def lives(self, rid: str) -> list[dict[str, Any]]:
         """What its ranks remember of a request: each decision, with the same in words."""
         await self._refresh()
-        if self._now is None:
+        if self._rates is None:
             return []
         found = [
             {"dp_rank": rank.dp_rank, **plan}
-            for rank in self._now.ranks
+            for rank in self._rates.now.ranks
             for plan in decisions_of(rid, rank.rid_nonce, rank.plans)
         ]
         return [{**told, "url": self.url, "sentences": sentences(told)} for told in found]
@@ -93,7 +93,7 @@ class Watched:
             self._error = f"{self.url} could not be looked at: {error!r}"
         else:
             self._error = ""
-            self._before, self._now, self._tree = self._now, reading, tree
+            self._rates, self._tree = self._looks.rates(reading), tree
             found = [reading.total(f"{source}_tokens") for source in HIT_SOURCES]
             self._samples.append([round(reading.taken_s, 2), *found, reading.total("prompt_tokens") - sum(found)])
         self._asked_s = self._clock()

@@ -60,6 +60,7 @@ class PlanReason(Enum):
     FASTER = "expected to be faster"
     KEPT = "no clear gain in changing what such tails get"
     TRIAL = "measured again, after many that were not moved whole"
+    LONE_TOKEN = "the last page is computed, so that the token behind it is not alone"
 
 
 @dataclass(frozen=True, slots=True)

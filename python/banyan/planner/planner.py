@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -37,6 +37,9 @@ TRIAL_EVERY = 64
 MAX_WAITING = 4096
 MAX_DECISIONS = 256
 """Some 100 KB of /server_info."""
+
+UNPLANNED = {PlanReason.TOO_SHORT: Why.SHORT, PlanReason.LONE_TOKEN: Why.TAIL}
+"""Why a plan leaves some of what was found, where it is not cheaper so."""
 
 
 class Action(Enum):
@@ -103,7 +106,7 @@ class Planner:
             return Plan(0, PlanReason.NOTHING_FOUND)
         if read is not None and read.plan.reason is PlanReason.TRIAL:
             asked = Action.MOVE
-        plan = self._plan(tail, asked, uncut=(SourceKind.STORE, SourceKind.REMOTE))
+        plan = _without_lone_token(tail, self._plan(tail, asked, uncut=(SourceKind.STORE, SourceKind.REMOTE)))
         self._remember(request, _Decision(tail, plan, self._clock()))
         self.num_moved += plan.num_pages > 0
         self.num_computed += plan.num_pages == 0 and tail.num_found > 0
@@ -195,12 +198,14 @@ class Planner:
         if decision is not None:
             decision.outcome = f"{Outcome.REFUSED.value}: {why.value}"
 
-    def why_unmoved(self, request: str) -> Why:
-        """Why pages that were found for it last were not had."""
+    def why_unmoved(self, request: str) -> tuple[int, Why]:
+        """How many of its first tokens were to be had by its last plan, and why others that were found were not."""
         decision = self._decision(request)
-        if decision is None or decision.plan.num_pages >= decision.tail.num_found:
-            return Why.REFUSED
-        return Why.SHORT if decision.plan.reason is PlanReason.TOO_SHORT else Why.CHEAPER
+        if decision is None:
+            return 0, Why.REFUSED
+        tail, plan = decision.tail, decision.plan
+        unplanned = Why.REFUSED if plan.num_pages >= tail.num_found else UNPLANNED.get(plan.reason, Why.CHEAPER)
+        return tail.own_tokens + plan.num_pages * tail.page_tokens, unplanned
 
     def record_computed(self, request: str, reasons: Mapping[Why, int]) -> None:
         """Its answer has begun: tokens of its prompt that were computed, by why."""
@@ -211,6 +216,15 @@ class Planner:
     def explain(self) -> list[dict[str, Any]]:
         """The last decisions, oldest first, as plain values."""
         return [_explanation(request, decision) for request, decision in self._told.items()]
+
+
+def _without_lone_token(tail: Tail, plan: Plan) -> Plan:
+    """Torch rounds a matrix times one row differently from the same row among others (docs/design/0003), and a hit must
+    give the tokens of a miss: a single token is never left to compute."""
+    num_left = tail.prompt_tokens - tail.own_tokens - plan.num_pages * tail.page_tokens
+    if plan.num_pages == 0 or num_left != 1:
+        return plan
+    return replace(plan, num_pages=plan.num_pages - 1, reason=PlanReason.LONE_TOKEN)
 
 
 def _explanation(request: str, decision: _Decision) -> dict[str, Any]:

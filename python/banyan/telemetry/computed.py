@@ -4,6 +4,7 @@ they are the prompt."""
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import Enum
 
 
@@ -29,7 +30,8 @@ class Why(Enum):
     """Held nowhere; this rank does not remember what was asked for: where it evicts by age."""
 
     TAIL = "tail"
-    """At the end of the prompt: less than a page, and the token that is always computed."""
+    """At the end of the prompt: less than a page, the token that is always computed, and a page where that token would
+    be computed alone."""
 
 
 def why_computed(
@@ -38,26 +40,28 @@ def why_computed(
     cached_tokens: int,
     cacheable_tokens: int,
     found_tokens: int,
+    planned_tokens: int,
+    unplanned: Why,
     asked_before_tokens: int | None,
-    unmoved: Why,
 ) -> dict[Why, int]:
     """Tokens by reason, from the first that was not cached on.
 
     ``cacheable_tokens``: what a cache can supply at most. ``found_tokens``: of the prompt's beginning, what the node
-    held when it was looked up; ``unmoved``: why that was not had. ``asked_before_tokens``: of its beginning, what
-    prompts of before had too; None where that is not remembered.
+    held when it was looked up; ``planned_tokens``: of that, what was to be had; ``unplanned``: why the rest was not.
+    ``asked_before_tokens``: of its beginning, what prompts of before had too; None where that is not remembered.
     """
     unheld = Why.ABSENT if asked_before_tokens is None else Why.NEW
     ends = (
-        (unmoved, found_tokens),
+        (Why.REFUSED, min(planned_tokens, found_tokens)),
+        (unplanned, found_tokens),
         (Why.GONE, asked_before_tokens or 0),
         (unheld, cacheable_tokens),
     )
-    at, reasons = cached_tokens, {}
+    at, reasons = cached_tokens, Counter[Why]()
     for why, end in ends:
         if at < (end := min(end, cacheable_tokens)):
-            reasons[why] = end - at
+            reasons[why] += end - at
             at = end
     if at < prompt_tokens:
-        reasons[Why.TAIL] = prompt_tokens - at
+        reasons[Why.TAIL] += prompt_tokens - at
     return reasons

@@ -38,7 +38,9 @@ class Counters:
     )
     computed_new_tokens: int = _of("computed: no prompt on this node had asked for them, as far as that is remembered")
     computed_absent_tokens: int = _of("computed: nobody held them, and this rank does not remember what was asked for")
-    computed_tail_tokens: int = _of("computed at the ends of prompts: less than a page, and the last token")
+    computed_tail_tokens: int = _of(
+        "computed at the ends of prompts: less than a page, the last token, and a page where that would be alone"
+    )
     parted_prompts: int = _of("prompts that have left the way of their session's last ones before the end of those")
     changing_line_prompts: int = _of("of these, prompts that differ from the two before in one line at the same place")
     lookups: int = _of("prefix tails looked up at the peers")

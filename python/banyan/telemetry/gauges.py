@@ -22,10 +22,14 @@ GAUGES = {
     "num_arena_frames": "pages that this rank's part of the host arena has room for",
     "num_arena_pages": "pages that it holds",
     **{
-        f"hit_ceiling_{name}": f"of the node's prompt tokens of the last {name}, the share found or computed before"
+        f"heard_tokens_{name}": f"prompt tokens of the node of the last {name} that this rank has heard of"
         for name in WINDOW_MINUTES
     },
-    "hit_share_half": "of those of the last 24h, the share that half the arena would find (without one: the pools)",
+    **{
+        f"hit_ceiling_{name}": f"of these of the last {name}, the share found or computed before"
+        for name in WINDOW_MINUTES
+    },
+    "hit_share_half": "of these of the last 24h, the share that half the arena would find (without one: the pools)",
     "hit_share_same": "of those, the share that as many pages as now would find, if the latest asked for stayed",
     "hit_share_double": "of those, the share that twice the arena would find (without one: the pools)",
     "store_write_bytes_per_day": "bytes that this rank may write to the store in a day; 0: no limit",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from banyan import _native
 from banyan.telemetry.gauges import WINDOW_MINUTES
@@ -71,8 +72,13 @@ class NodeReuse:
     """
 
     def __init__(self, page_tokens: int, node_pages: int, seed: int, clock: Callable[[], float]) -> None:
-        self._reuse = _native.Reuse(page_tokens, REACH * node_pages, seed)
+        self._make = partial(_native.Reuse, page_tokens, REACH * node_pages, seed)
         self._clock = clock
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Nothing that was asked for before can be found any more."""
+        self._reuse = self._make()
         self._figures: dict[str, float] = {}
         self._counts_again_s = 0.0
 
@@ -97,6 +103,10 @@ class NodeReuse:
         now_s = self._clock()
         self._counts_again_s = now_s + COUNT_PERIOD_S
         found = self._reuse.found_within
+        heard = {
+            f"heard_tokens_{name}": self._reuse.num_tokens(num_minutes, int(now_s))
+            for name, num_minutes in WINDOW_MINUTES.items()
+        }
         ceilings = {
             f"hit_ceiling_{name}": self._reuse.ceiling(num_minutes, int(now_s))
             for name, num_minutes in WINDOW_MINUTES.items()
@@ -106,5 +116,5 @@ class NodeReuse:
             "hit_share_same": found(node_pages(1.0)),
             "hit_share_double": found(node_pages(2.0)),
         }
-        self._figures = {name: round(share, 4) for name, share in (ceilings | curve).items()}
+        self._figures = heard | {name: round(share, 4) for name, share in (ceilings | curve).items()}
         return self._figures

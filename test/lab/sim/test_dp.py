@@ -124,6 +124,29 @@ def test_node_when_tokens_come_from_somewhere_then_they_are_counted_by_source():
     assert dp_rank.Planner is Planner
 
 
+def test_node_when_ranks_fetch_then_only_what_they_will_compute_is_told_to_wait():
+    sim, told = Simulation(), []
+    node = DpNode(sim, dp.site(block_tokens=64, shares=True), POLICIES["round_robin"](), done=print_nothing)
+    pages = [str(n) for n in range(64)]
+    sim.at(0.0, node.submit, "first", pages, 4096 + 8, 4)
+    for number in range(20):
+        sim.at(10.0, node.submit, f"s{number}", pages, 4096 + 8, 4)
+    sim.at(10.0, lambda: told.append(node.pending_tokens))
+    sim.run()
+    # One is prefilled at each rank, the others wait.
+    assert told == [8 * (20 - 8)] and node.pending_tokens == 0
+
+
+def test_node_when_a_prompt_is_longer_than_a_chunk_then_what_is_behind_it_is_told_to_wait():
+    sim, told = Simulation(), set()
+    node = DpNode(sim, dp.site(block_tokens=64, shares=True), POLICIES["round_robin"](), done=print_nothing)
+    node.submit("s", ["a"], 20_000, 1)
+    for number in range(2_000):
+        sim.at(number / 1_000, lambda: told.add((node.pending_tokens, node.computed_tokens)))
+    sim.run()
+    assert told == {(20_000 - 8_192, 8_192), (20_000 - 16_384, 16_384), (0, 20_000)}
+
+
 def test_node_when_the_dispatcher_is_taken_away_then_it_stops(monkeypatch):
     class Asked(Exception):
         pass

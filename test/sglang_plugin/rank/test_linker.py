@@ -281,6 +281,19 @@ def test_weights_when_updated_on_one_rank_then_it_shares_nothing_until_the_other
     assert reader.lookup("s", transfer(keys(1), None)) == [1]
 
 
+def test_weights_when_they_have_changed_then_what_was_asked_for_before_could_not_have_been_found(ranks):
+    _, ((rank, *_), (peer, *_)) = ranks
+    asked_before = []
+    for _ in range(2):
+        for one in (rank, peer):
+            one.weights_changed()
+        pages = rank.demand.tell(keys(1))
+        asked_before.append(rank.demand.asked(pages, "r"))
+        rank.demand.answered(PAGE + 1, pages, 0)
+        assert [one.state()["hit_ceiling_24h"] for one in (rank, peer)] == [0.0, 0.0]
+    assert asked_before == [0, 0] and rank.demand.asked(pages, "s") == 1
+
+
 def test_page_when_it_was_computed_by_another_release_of_sglang_then_it_is_another_page(ranks, monkeypatch):
     _, ((owner, *_), (peer, *_)) = ranks
     assert owner.kinds.full._namespace() == peer.kinds.full._namespace()

@@ -35,8 +35,10 @@ def test_place_when_it_is_no_drive_of_this_machine_then_a_note(kernel, kind, sai
 
 def test_folder_when_it_is_missing_or_cannot_be_written_then_bad(kernel, tmp_path):
     folder, known = kernel("xfs")
-    (missing,) = examine_drive(tmp_path / "missing", known)
-    assert not missing.is_ok and "make it" in missing.advice
+    # The second the system refuses to look for, as it does below a folder that may not be entered.
+    for name in ("missing", "x" * 300):
+        (missing,) = examine_drive(tmp_path / name, known)
+        assert not missing.is_ok and "make it" in missing.advice
 
     def refuse(folder):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -28,8 +28,20 @@ def test_model_when_asked_for_then_as_the_server_serves_it(served):
     assert Engine(url).served_model() == "org/m:8b"
 
 
+@pytest.mark.parametrize("url", ["myhost", "", "localhost:30000", "http://[::1"])
+def test_call_when_the_address_is_none_then_it_is_said(url):
+    with pytest.raises(EngineError, match="is this its address"):
+        Engine(url).ranks()
+
+
 @pytest.mark.parametrize(
-    ("answer", "said"), [((500, "out of memory"), "HTTP 500: out of memory"), ((200, "<"), "is the")]
+    ("answer", "said"),
+    [
+        ((500, "out of memory"), "HTTP 500: out of memory"),
+        ((500, "out\x1b[2J\nof memory"), r"HTTP 500: out \[2J of memory"),
+        ((200, "<"), "is the"),
+        ((200, '{"up_s": Infinity}'), "is the"),
+    ],
 )
 def test_call_when_the_answer_is_none_then_it_is_said(served, answer, said):
     url, answers, _ = served

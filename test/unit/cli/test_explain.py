@@ -116,15 +116,24 @@ def test_explain_when_pages_were_dropped_then_why_it_was_these(capsys):
     ]
 
 
+def test_explain_when_a_rank_tells_commands_of_a_terminal_then_they_are_text(monkeypatch, capsys):
+    (plan, *_), (leaf, *_) = made_plans(), made_drops()
+    told = {"plans": [{**plan, "outcome": "\x1b[2J"}], "dropped": [{**leaf, "key": "\x1b[2J"}]}
+    monkeypatch.setattr(FakeEngine, "ranks", lambda self: {0: told})
+    assert [cli.main(["explain", rid]) for rid in ("all", "dropped")] == [0, 0]
+    assert "\x1b" not in capsys.readouterr().out
+
+
 def test_explain_when_nothing_was_dropped_then_it_says_so(monkeypatch, capsys):
     monkeypatch.setattr(FakeEngine, "ranks", lambda self: {0: {"dropped": []}})
     assert cli.main(["explain", "dropped"]) == 0
     assert "no rank has dropped a page" in capsys.readouterr().out
 
 
-def test_explain_when_the_keys_file_is_missing_or_no_text_then_one_line_says_so(tmp_path, capsys):
+@pytest.mark.parametrize("words", [["explain", "all"], ["top", "--once"], ["web", "--port", "1"]])
+def test_command_when_the_keys_file_is_missing_or_no_text_then_one_line_says_so(words, tmp_path, capsys):
     broken = tmp_path / "broken"
     broken.write_bytes(b"\xff")
-    assert [cli.main(["explain", "all", "--api-key-file", str(file)]) for file in (tmp_path / "none", broken)] == [1, 1]
+    assert [cli.main([*words, "--api-key-file", str(file)]) for file in (tmp_path / "none", broken)] == [1, 1]
     first, second = capsys.readouterr().err.splitlines()
-    assert "No such file" in first and "can't decode" in second
+    assert "No such file" in first and "can't decode" in second and "--api-key-file" in second

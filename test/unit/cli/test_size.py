@@ -20,6 +20,7 @@ DEEPSEEK = {**LLAMA, "num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head
         (DEEPSEEK, 2, 70_272),
         ({**DEEPSEEK, "index_head_dim": 128}, 2, 70_272 + 61 * 132),
         ({"text_config": LLAMA}, 2, 131_072),
+        ({**LLAMA, "text_config": None}, 2, 131_072),
         ({**LLAMA, "layer_types": ["full_attention"] * 32}, 2, 131_072),
     ],
 )
@@ -33,6 +34,9 @@ def test_block_when_the_configuration_is_read_then_bytes_of_a_token(config, valu
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
         ({"mamba_d_state": 16}, "mamba_d_state"),
         ({"num_hidden_layers": None}, None),
+        ({"num_attention_heads": 0}, "cannot be worked out"),
+        ({"num_attention_heads": [8]}, "cannot be worked out"),
+        ({"layer_types": 7}, "cannot be worked out"),
     ],
 )
 def test_block_when_the_model_keeps_something_else_or_says_too_little_then_refused(more, said):
@@ -71,6 +75,25 @@ def test_size_when_all_is_told_then_hours_writes_and_years(tmp_path, capsys):
 def test_size_when_it_cannot_be_told_then_exit_2_and_why(words, capsys):
     assert cli.main(["size", *words]) == 2
     assert capsys.readouterr().err.startswith("banyan size: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(None, "no such file"), ("[]", "no model's"), ("{", "Expecting"), ("{}", "--draft: config.json does not say")],
+)
+def test_size_when_the_drafts_configuration_is_broken_then_it_is_the_drafts_that_is_named(text, said, tmp_path, capsys):
+    (tmp_path / "model.json").write_text(json.dumps(LLAMA))
+    if text is not None:
+        (tmp_path / "draft.json").write_text(text)
+    assert cli.main(["size", str(tmp_path / "model.json"), "--draft", str(tmp_path / "draft.json")]) == 2
+    err = capsys.readouterr().err
+    assert said in err and "model.json" not in err and "draft" in err
+
+
+def test_size_when_the_system_does_not_look_for_such_a_folder_then_exit_2_and_why(tmp_path, capsys):
+    # As below a folder that may not be entered; root may enter all.
+    assert cli.main(["size", str(tmp_path / ("x" * 300))]) == 2
+    assert "File name too long" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

@@ -71,6 +71,13 @@ def test_prompt_when_it_is_text_or_a_request_then_told_as_the_server_takes_it(ru
     assert all(("banyan_path" in question) == ("--path" in words) for question in Fake.last.asked)
 
 
+@pytest.mark.parametrize("answer", [{}, {"action": "pin"}, {"action": "list", "prefixes": [{"action": None}]}, None])
+def test_answer_when_it_is_another_releases_then_one_line_and_status_1(run, monkeypatch, answer):
+    monkeypatch.setattr(Fake, "tell_cache", lambda self, command: answer)
+    status, out, err = run("ls")
+    assert (status, out) == (1, "") and "another release" in err and err.count("\n") == 1
+
+
 def test_fields_when_given_then_told_and_answers_are_machine_readable_on_request(run):
     _, out, _ = run("pin", "--ttl", "60", "--salt", "t", "--extra-key", "k", "--json", prompt="x")
     assert Fake.last.told == [{"action": "pin", "ttl_s": 60, "cache_salt": "t", "extra_key": "k", "text": "x"}]
@@ -79,6 +86,12 @@ def test_fields_when_given_then_told_and_answers_are_machine_readable_on_request
 
 def test_list_when_asked_for_then_a_line_for_each_prefix(run):
     assert run("ls")[1] == "pin      ab12      4,096 tokens, 12 s left, not in the pools\n"
+
+
+def test_list_when_a_key_has_commands_of_a_terminal_then_they_are_text(run, monkeypatch):
+    one = {"action": "pin", "key": "\x1b[2J", "num_tokens": 1, "expires_in_s": 1, "in_pool": True}
+    monkeypatch.setattr(Fake, "tell_cache", lambda self, command: {"action": "list", "prefixes": [one]})
+    assert "\x1b" not in run("ls")[1]
 
 
 @pytest.mark.parametrize(

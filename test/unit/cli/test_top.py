@@ -13,8 +13,8 @@ from banyan.telemetry import GAUGES
 
 
 @pytest.fixture(autouse=True)
-def server(monkeypatch):
-    made = FakeBanyan()
+def server(monkeypatch, request):
+    made = FakeBanyan(**getattr(request, "param", {}))
 
     async def answer(session, url, api_key):
         if url.endswith("/v1/loads?include=core"):
@@ -64,7 +64,7 @@ def test_top_once_when_a_line_changes_in_every_turn_then_it_is_said_where_and_wh
 
 def test_top_once_when_none_was_answered_then_no_ceiling_is_made_up(capsys, server):
     for more in server.more:
-        more |= {name: 0.0 for name in GAUGES if name.startswith(("hit_ceiling", "hit_share"))}
+        more |= {name: 0.0 for name in GAUGES if name.startswith(("heard_tokens", "hit_ceiling", "hit_share"))}
     cli.main(["top", "http://a", "--once"])
     assert "ceiling   no prompt was answered in the last 24h" in capsys.readouterr().out
 
@@ -95,13 +95,33 @@ def test_top_when_json_is_asked_for_again_and_again_then_refused(capsys):
     assert "--json: with --once only" in capsys.readouterr().err
 
 
-def test_top_when_the_model_has_a_name_like_markup_then_it_is_shown_as_it_is(capsys, server):
-    server.name = "[red]m[/red]"
+def test_top_when_the_server_tells_markup_or_commands_of_a_terminal_then_they_are_text(capsys, server):
+    server.name = "[red]m[/red]\x1b[2J"
+    server.more[1] = {
+        "changing_lines": [{"place": 23, "num_prompts": 3, "num_tokens": 900, "part": "\x1b", "text": "\x1b"}]
+    }
     cli.main(["top", "http://a", "--once"])
-    assert "[red]m[/red]" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "[red]m[/red] [2J" in text and "\x1b" not in text
 
 
 def test_watch_when_the_server_does_not_answer_for_a_while_then_the_reason_is_shown_and_it_goes_on(monkeypatch):
+    sleeps, text = watched(monkeypatch, [True, False, True, True], height=60)
+    assert sleeps == [2.0] * 4
+    assert "it rests" in text and "since the last look" in text
+
+
+@pytest.mark.parametrize("server", [{"num_ranks": 24}], indirect=True)
+def test_watch_when_the_screen_has_fewer_lines_than_the_server_ranks_then_alerts_and_the_error_are_seen(
+    monkeypatch, server
+):
+    server.more[20] = {"fetches_failed": 1}
+    _, text = watched(monkeypatch, [True, False, False, False], height=12)
+    assert "BanyanFetchFailed (rank 20)" in text and "it rests" in text
+
+
+def watched(monkeypatch, answers, *, height):
+    """How long was slept, and what was shown, while the server answers or not."""
     sleeps = []
 
     def sleep(seconds):
@@ -110,16 +130,14 @@ def test_watch_when_the_server_does_not_answer_for_a_while_then_the_reason_is_sh
             raise KeyboardInterrupt
 
     monkeypatch.setattr(top.time, "sleep", sleep)
-    answers = iter([True, False, True, True])
+    answers = iter(answers)
 
     def look():
         if not next(answers):
             raise asking.Unanswered("http://a: it rests")
         return top.look("http://a", None)
 
-    console = Console(record=True, width=160, file=io.StringIO(), force_terminal=True)
+    console = Console(record=True, width=160, height=height, file=io.StringIO(), force_terminal=True)
     with pytest.raises(KeyboardInterrupt):
         top.watch(look, interval_s=2.0, console=console)
-    assert sleeps == [2.0] * 4
-    text = console.export_text()
-    assert "it rests" in text and "since the last look" in text
+    return sleeps, console.export_text()

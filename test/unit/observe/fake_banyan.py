@@ -126,6 +126,7 @@ class FakeBanyan:
             "num_ranks": self.num_ranks,
             "num_live_ranks": self.num_ranks,
             "distinct_share": 0.91 - 0.02 * rank,
+            **dict.fromkeys(("heard_tokens_15m", "heard_tokens_1h", "heard_tokens_24h"), 5_000 - rank),
             "hit_ceiling_15m": 0.71,
             "hit_ceiling_1h": 0.82 - 0.01 * rank,
             "hit_ceiling_24h": 0.93,

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 import re
+from dataclasses import replace
 
 import pytest
 from test.unit.observe.fake_banyan import FakeBanyan
 from test.unit.observe.test_reading import read
 
-from banyan.observe import Rates, alerts
+from banyan.observe import Looks, Rates, alerts
 from banyan.observe.alerts import RULES
+from banyan.observe.rates import ALERT_S
 from banyan.telemetry import SERIES
 
 STORE = {"num_records": 1, "written_pages": 10, "written_bytes": 0}
@@ -76,6 +78,60 @@ def test_alert_when_what_was_wrong_lies_before_the_last_look_then_it_is_over():
     server.more[0] = {"fetches_failed": 1}
     before = read(server, 1.0)
     assert alerts(Rates(read(server, 3.0), before)) == []
+
+
+def looked(times_s, values_at=lambda second: {}):
+    """What whoever looks at these times can compare, of a rank with such values."""
+    looks, now = Looks(), read(FakeBanyan())
+    for second in times_s:
+        rank = replace(now.ranks[0], up_s=10_000.0 + second, values=values_at(second))
+        yield looks, looks.rates(replace(now, taken_s=1e9 + second, ranks=(rank,)))
+
+
+def alerts_at(times_s, values_at):
+    return [[alert.rule.name for alert in alerts(rates)] for _, rates in looked(times_s, values_at)]
+
+
+def test_alert_when_it_is_looked_every_two_seconds_then_it_is_judged_by_five_minutes():
+    def values_at(second):
+        # Something failed before anybody looked, and once more; then pages are dropped.
+        return {
+            "backups_dropped_pages": 5.0 * max(0, second - 3600),
+            "backed_up_pages": 1e6 + 10 * second,
+            "fetches_failed": 1.0 + (second >= 3600),
+        }
+
+    times_s = range(0, 4200, 2)
+    told = dict(zip(times_s, alerts_at(times_s, values_at), strict=True))
+    assert told[0] == told[298] == ["BanyanFetchFailed"], "since the start"
+    assert told[340] == told[3598] == []
+    assert told[3600] == told[3798] == ["BanyanFetchFailed"]
+    assert told[3898] == ["BanyanFetchFailed", "BanyanBackupsDropped"]
+    assert told[4198] == ["BanyanBackupsDropped"]
+
+
+def test_wear_when_it_is_looked_again_and_again_then_it_is_judged_by_six_hours():
+    def values_at(second):
+        # From the tenth hour on, twice as much as is allowed.
+        return {
+            "store_written_bytes": 2e3 * max(0, second - 10 * 3600),
+            "store_write_bytes_per_day": 1e3 * DAY,
+        }
+
+    minutes = range(20 * 60)
+    told = alerts_at([60 * minute for minute in minutes], values_at)
+    first = told.index(["BanyanStoreWear"])
+    # Two hours' worth may be written at once.
+    assert 14 * 60 <= first <= 15 * 60 and told == [[]] * first + [["BanyanStoreWear"]] * (len(minutes) - first)
+
+
+def test_looks_when_the_clock_is_set_back_or_nobody_looks_then_few_are_kept_and_the_window_heals():
+    times_s = [*range(0, 5000, 2), *range(-9000, -5000, 2), 10**6, *range(10**6 + 300, 10**6 + 700, 7)]
+    for looks, rates in looked(times_s):
+        assert all(len(kept) <= 12 for kept in looks._kept.values()), rates.now.taken_s
+    before = rates.over(ALERT_S).before
+    assert 300 <= rates.now.taken_s - before.taken_s <= 340
+    assert rates.now.ranks[0].prompts and not before.ranks[0].prompts
 
 
 def test_alerts_when_several_hold_then_critical_ones_come_first():

@@ -196,6 +196,10 @@ def test_page_when_a_server_tells_of_requests_as_another_release_then_the_others
     asyncio.run(scenario())
 
 
+def test_error_when_a_server_says_commands_of_a_terminal_then_they_are_text():
+    assert str(Unanswered("http://a: 500, \x1b[2J")) == "http://a: 500,  [2J"
+
+
 def test_page_when_a_server_tells_too_much_then_the_rest_is_not_read_and_it_is_said(monkeypatch):
     monkeypatch.setattr(asking, "MAX_TOLD_BYTES", 1 << 20)
 

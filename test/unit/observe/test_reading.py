@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
+import itertools
 import json
+import math
 from dataclasses import asdict, replace
 
 import pytest
@@ -38,6 +40,21 @@ BEYOND = {"dp_rank": 0, "page_tokens": 16, "prompt_tokens": 10**400}
 )
 def test_reading_when_the_answer_is_another_servers_then_it_is_said(info):
     with pytest.raises(ValueError, match="is not as Banyan's ranks answer"):
+        Reading.of(URL, NOW_S, info, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *itertools.product(("up_s", "prompt_tokens", "num_pool_pages"), (math.nan, math.inf, -math.inf, 1e300)),
+        ("up_s", "nan"),
+        ("num_pool_pages", "inf"),
+    ],
+)
+def test_reading_when_a_figure_is_none_or_endless_then_it_is_said(name, value):
+    info = FakeBanyan(num_ranks=1).info()
+    info["internal_states"][0]["banyan"][name] = value
+    with pytest.raises(ValueError, match="is no figure of a rank's"):
         Reading.of(URL, NOW_S, info, None)
 
 
@@ -86,6 +103,16 @@ def test_rates_when_the_server_has_started_anew_then_no_figure_is_negative():
     again.counters[0].lookups = 1
     rates = Rates(read(again, 104.0), before)
     assert rates.total_per_s("lookups") == 0.5
+
+
+def test_ceiling_when_ranks_have_heard_less_or_are_on_other_nodes_then_it_is_that_of_all_prompts():
+    server = FakeBanyan(num_ranks=3)
+    for more, (node, heard, share) in zip(server.more, ((0, 1_000, 0.4), (0, 100, 0.9), (1, 500, 0.1)), strict=True):
+        more |= {"layout": {"node": node}, "heard_tokens_1h": heard, "hit_ceiling_1h": share}
+        more |= {"heard_tokens_24h": 4_000 - heard, "hit_share_half": share}
+    told = summary(Rates(read(server)))["ceiling"]
+    assert told["1h"] == pytest.approx((1_000 * 0.4 + 500 * 0.1) / 1_500)
+    assert told["half"] == pytest.approx((3_900 * 0.9 + 3_500 * 0.1) / 7_400)
 
 
 def test_summary_when_prompts_were_answered_then_hits_and_computed_are_all_tokens():

@@ -400,15 +400,26 @@ def test_plan_when_the_rest_is_expected_to_take_no_time_then_what_was_found_is_m
 
 
 def test_why_when_what_was_found_is_not_moved_then_the_plan_says_why_or_it_was_refused():
-    dear, cheap = rates_of(PEER=1_000.0), rates_of(PEER=1.0)
-    assert planner(cheap).why_unmoved("unknown") is Why.REFUSED
-    for made, why in (
-        (planner(dear), Why.CHEAPER),
-        (planner(cheap, min_pages=200), Why.SHORT),
-        (planner(cheap), Why.REFUSED),
+    dear, cheap = rates_of(PEER=100_000.0), rates_of(PEER=1.0)
+    assert planner(cheap).why_unmoved("unknown") == (0, Why.REFUSED)
+    for made, planned_tokens, why in (
+        (planner(dear), 32, Why.CHEAPER),
+        (planner(cheap, min_pages=200), 32, Why.SHORT),
+        (planner(cheap), 1632, Why.REFUSED),
     ):
-        made.decide("r", tail((PEER, 100)))
-        assert made.why_unmoved("r") is why
+        made.decide("r", tail((PEER, 100), own=32))
+        assert made.why_unmoved("r") == (planned_tokens, why)
+
+
+@pytest.mark.parametrize("num_found", [1, 50])
+def test_plan_when_one_token_would_be_left_then_a_page_less_is_planned_told_and_counted(num_found):
+    made = planner(rates_of(PEER=1.0))
+    plan = made.decide("r", tail((PEER, num_found), new=1))
+    assert (plan.num_pages, plan.reason) == (num_found - 1, PlanReason.LONE_TOKEN)
+    assert made.explain()[0]["moved_pages"] == num_found - 1
+    assert made.why_unmoved("r") == ((num_found - 1) * PAGE, Why.TAIL)
+    assert (made.num_moved, made.num_computed) == ((1, 0) if num_found > 1 else (0, 1))
+    assert made.decide("s", tail((PEER, num_found), new=2)).num_pages == num_found
 
 
 def test_decision_when_it_is_refused_then_the_cause_and_what_was_computed_are_told():

@@ -10,7 +10,14 @@ from test.conftest import examples
 
 from banyan.telemetry import Counters, Why, why_computed
 
-PROMPT = {"prompt_tokens": 100, "cached_tokens": 0, "cacheable_tokens": 96, "found_tokens": 0}
+PROMPT = {
+    "prompt_tokens": 100,
+    "cached_tokens": 0,
+    "cacheable_tokens": 96,
+    "found_tokens": 0,
+    "planned_tokens": 0,
+    "unplanned": Why.CHEAPER,
+}
 
 
 @pytest.mark.parametrize(
@@ -27,19 +34,29 @@ PROMPT = {"prompt_tokens": 100, "cached_tokens": 0, "cacheable_tokens": 96, "fou
         # Of the same prompt a rank may hold more than was looked up.
         ({"asked_before_tokens": 16, "cached_tokens": 64, "found_tokens": 32}, {Why.NEW: 32, Why.TAIL: 4}),
         ({"asked_before_tokens": 0, "cached_tokens": 100}, {}),
+        # What was to be moved did not come; the rest was to be computed in any case.
+        (
+            {"asked_before_tokens": 96, "cached_tokens": 16, "found_tokens": 96, "planned_tokens": 64},
+            {Why.REFUSED: 48, Why.CHEAPER: 32, Why.TAIL: 4},
+        ),
+        (
+            {"asked_before_tokens": 96, "cached_tokens": 80, "found_tokens": 96, "planned_tokens": 80}
+            | {"prompt_tokens": 97, "unplanned": Why.TAIL},
+            {Why.TAIL: 17},
+        ),
     ],
 )
 def test_reasons_when_parts_of_a_prompt_were_found_then_the_others_have_one_each(case, reasons):
-    assert why_computed(**{**PROMPT, **case}, unmoved=Why.CHEAPER) == reasons
+    assert why_computed(**{**PROMPT, **case}) == reasons
 
 
 TOKENS = st.integers(0, 200)
 
 
 @settings(max_examples=examples(300))
-@given(TOKENS, TOKENS, TOKENS, TOKENS, st.none() | TOKENS)
+@given(TOKENS, TOKENS, TOKENS, TOKENS, TOKENS, st.none() | TOKENS, st.sampled_from(Why))
 def test_reasons_when_figures_are_whatever_they_are_then_all_tokens_are_counted_once(
-    prompt, cached, cacheable, found, asked_before
+    prompt, cached, cacheable, found, planned, asked_before, unplanned
 ):
     cached, cacheable = min(cached, prompt), min(cacheable, prompt)
     reasons = why_computed(
@@ -48,7 +65,8 @@ def test_reasons_when_figures_are_whatever_they_are_then_all_tokens_are_counted_
         cacheable_tokens=cacheable,
         found_tokens=found,
         asked_before_tokens=asked_before,
-        unmoved=Why.REFUSED,
+        planned_tokens=planned,
+        unplanned=unplanned,
     )
     assert sum(reasons.values()) + cached == prompt
     assert all(num_tokens > 0 for num_tokens in reasons.values())

@@ -39,7 +39,9 @@ def test_figures_when_a_page_was_computed_twice_then_once_it_could_have_been_fou
     for _ in range(2):
         rank.reuse.asked(pages(1, 2))
         rank.reuse.answered(PromptAnswer(40, 2, pages(1, 2)))
-    assert rank.told()["hit_ceiling_24h"] == pytest.approx(32 / 80, abs=0.001)
+    told = rank.told()
+    assert told["hit_ceiling_24h"] == pytest.approx(32 / 80, abs=0.001)
+    assert told["heard_tokens_15m"] == told["heard_tokens_24h"] == 80
 
 
 def test_figures_when_the_cache_had_held_half_then_less_would_have_been_found():

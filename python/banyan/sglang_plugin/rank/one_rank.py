@@ -217,6 +217,7 @@ class Rank:
             RuntimeError: when a peer does not stop reading the old pages.
         """
         self._quiesce()
+        self.demand.weights_changed()
         self.kinds.note_change(change)
         self._move()
 

@@ -67,11 +67,7 @@ class RankPlanner:
         tail = request.tail(num_tail_pages, offer.runs, offer.rank)
         if tail is None:
             return offer.num_pages
-        num_pages = self._planner.decide(request.id, tail, self._asked(request)).num_pages
-        # Torch rounds a matrix times one row differently from the same row among others (docs/design/0003), and a hit
-        # must give the tokens of a miss: a single token is never left to compute.
-        num_left = tail.prompt_tokens - tail.own_tokens - num_pages * tail.page_tokens
-        return num_pages - (num_pages > 0 and num_left == 1)
+        return self._planner.decide(request.id, tail, self._asked(request)).num_pages
 
     def num_to_read(self, request: RequestFacts, num_missing: int, num_found: int, kind: SourceKind, /) -> int:
         """Asked before the request's turn comes: what is read by then can be moved, what is not is computed."""
@@ -107,8 +103,8 @@ class RankPlanner:
         self._planner.record_refused(request, why)
         self.spans.became(request, Outcome.REFUSED)
 
-    def why_unmoved(self, request: str) -> Why:
-        """Why pages that were found for a request last were not had."""
+    def why_unmoved(self, request: str) -> tuple[int, Why]:
+        """As the planner's."""
         return self._planner.why_unmoved(request)
 
     def forget(self, request: str) -> None:

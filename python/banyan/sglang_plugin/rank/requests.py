@@ -139,8 +139,8 @@ def parting_of(req: Any) -> Parting | None:
     return getattr(req, "banyan_parting", None)
 
 
-def why_computed(req: Any, cached_tokens: int, page_tokens: int, unmoved: Why) -> dict[Why, int]:
-    """Why the tokens of its prompt that were not cached were computed; ``unmoved``: those that were found elsewhere."""
+def why_computed(req: Any, cached_tokens: int, page_tokens: int, unmoved: tuple[int, Why]) -> dict[Why, int]:
+    """Why the tokens of its prompt that were not cached were computed; ``unmoved``: as the planner tells it."""
     prompt_tokens = len(req.origin_input_ids)
     span = span_of(req)
     return telemetry.why_computed(
@@ -149,7 +149,8 @@ def why_computed(req: Any, cached_tokens: int, page_tokens: int, unmoved: Why) -
         cacheable_tokens=cacheable_tokens(prompt_tokens, page_tokens, _tokens_ahead),
         found_tokens=0 if span is None else span.max_tokens,
         asked_before_tokens=getattr(req, "banyan_asked_before_tokens", None),
-        unmoved=unmoved,
+        planned_tokens=unmoved[0],
+        unplanned=unmoved[1],
     )
 
 

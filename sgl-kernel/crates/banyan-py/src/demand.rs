@@ -35,6 +35,10 @@ impl PyDemand {
         Ok(self.demand.asked(words_from(numbers)?, prompt))
     }
 
+    fn weights_changed(&mut self) {
+        self.demand.weights_changed();
+    }
+
     fn peer_access(&mut self, numbers: &[u8]) -> PyResult<()> {
         self.demand.peer_access(&words_from(numbers)?);
         Ok(())

@@ -49,6 +49,10 @@ impl PyReuse {
         self.reuse.ceiling(num_minutes, now_s)
     }
 
+    fn num_tokens(&self, num_minutes: u64, now_s: u64) -> u64 {
+        self.reuse.num_tokens(num_minutes, now_s)
+    }
+
     fn found_within(&self, num_pages: f64) -> f64 {
         self.reuse.found_within(num_pages)
     }

@@ -96,9 +96,14 @@ impl AccessHistory {
 
     /// How many leading pages end with one that is known. Whoever asked for a page has asked for those before it.
     pub fn num_known(&self, numbers: &[u64]) -> usize {
+        self.num_known_since(NEVER.asked_at + 1, numbers)
+    }
+
+    /// As `num_known`, where one is known that was asked for at `since` or later.
+    pub fn num_known_since(&self, since: u64, numbers: &[u64]) -> usize {
         let known = numbers
             .iter()
-            .rposition(|number| self.last(*number) != NEVER);
+            .rposition(|number| self.last(*number).asked_at >= since);
         known.map_or(0, |last| last + 1)
     }
 

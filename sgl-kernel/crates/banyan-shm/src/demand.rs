@@ -20,7 +20,7 @@
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 
-use crate::access_history::{AccessHistory, PageAccess};
+use crate::access_history::{AccessHistory, NEVER, PageAccess};
 use crate::hazard_model::{HazardModel, Seen};
 use crate::seeded_rng::SeededRng;
 
@@ -38,6 +38,8 @@ pub struct Demand {
     num_frames: u64,
     accesses: AccessHistory,
     num_asked: u64,
+    /// What was asked for before this was asked of other weights.
+    changed_at: u64,
     hazard_model: HazardModel,
     seeded_rng: SeededRng,
     /// New pages, one in `pages_per_lot`, the latest ones.
@@ -59,6 +61,7 @@ impl Demand {
             num_frames: num_frames as u64,
             accesses,
             num_asked: 0,
+            changed_at: NEVER.asked_at + 1,
             hazard_model: HazardModel::default(),
             seeded_rng: SeededRng::default(),
             drawn_from: VecDeque::with_capacity(MOST_DRAWN_FROM),
@@ -75,9 +78,10 @@ impl Demand {
     }
 
     /// A prompt of these pages has come, from its first on, and waits here until the one of its name is `served`. How many of its first
-    /// pages were asked for before.
+    /// pages were asked for before, since `weights_changed`.
     pub fn asked(&mut self, numbers: Vec<u64>, prompt: &str) -> usize {
-        let num_again = self.peer_access(&numbers);
+        let num_again = self.accesses.num_known_since(self.changed_at, &numbers);
+        self.peer_access(&numbers);
         self.served(prompt);
         for number in &numbers {
             *self.num_waiting.entry(*number).or_insert(0) += 1;
@@ -86,8 +90,13 @@ impl Demand {
         num_again
     }
 
-    /// A prompt of these pages has come to a peer, or to this rank. How many of its first pages were asked for before.
-    pub fn peer_access(&mut self, numbers: &[u64]) -> usize {
+    /// What was asked for before was asked of other weights.
+    pub fn weights_changed(&mut self) {
+        self.changed_at = self.num_asked + 1;
+    }
+
+    /// A prompt of these pages has come to a peer, or to this rank.
+    pub fn peer_access(&mut self, numbers: &[u64]) {
         let num_again = self.accesses.num_known(numbers);
         let num_lessons = LESSONS.min(num_again);
         let lesson = |turn: usize| numbers[(2 * turn + 1) * num_again / (2 * num_lessons)];
@@ -105,7 +114,6 @@ impl Demand {
                 self.hazard_model.came(wanted, other);
             }
         }
-        num_again
     }
 
     /// The prompt waits no longer, if it did: the tree holds its pages for it, or it has gone.
@@ -205,8 +213,18 @@ mod tests {
         assert_eq!(demand.asked(prompt(1, 12), "two"), 8);
         demand.came(&prompt(2, 4));
         assert_eq!(demand.asked(prompt(2, 4), "three"), 4);
-        assert_eq!(demand.peer_access(&prompt(3, 4)), 0);
+        demand.peer_access(&prompt(3, 4));
         assert_eq!(demand.asked(prompt(3, 4), "four"), 4);
+    }
+
+    #[test]
+    fn what_was_asked_of_other_weights_was_not_asked_before() {
+        let mut demand = Demand::new(640);
+        demand.asked(prompt(1, 8), "one");
+        demand.weights_changed();
+        assert_eq!(demand.asked(prompt(1, 4), "two"), 0);
+        assert_eq!(demand.asked(prompt(1, 8), "three"), 4);
+        assert_eq!(demand.age_and_accesses(prompt(1, 8)[7]), (0, 2));
     }
 
     #[test]

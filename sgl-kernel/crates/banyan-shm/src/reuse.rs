@@ -75,13 +75,18 @@ impl Reuse {
     /// Of the prompts' tokens of the last minutes, a day at most, the share that could have been found; 0.0 of none.
     #[allow(clippy::cast_precision_loss)] // counts
     pub fn ceiling(&self, num_minutes: u64, now_s: u64) -> f64 {
-        let first = (minute_of(now_s) + 1).saturating_sub(num_minutes);
+        let first = first_minute(num_minutes, now_s);
         let (num_tokens, num_pages) = self.answered_since(first);
         if num_tokens == 0 {
             return 0.0;
         }
         let could = num_pages as f64 - self.computed.since(first);
         (could.max(0.0) * self.page_tokens as f64 / num_tokens as f64).min(1.0)
+    }
+
+    /// The prompts' tokens of the last minutes, a day at most.
+    pub fn num_tokens(&self, num_minutes: u64, now_s: u64) -> u64 {
+        self.answered_since(first_minute(num_minutes, now_s)).0
     }
 
     /// Of the prompts' tokens of the last day, the share that a cache of so many pages would have found that evicts what
@@ -99,6 +104,10 @@ impl Reuse {
             (tokens + one.num_tokens, pages + one.num_pages)
         })
     }
+}
+
+fn first_minute(num_minutes: u64, now_s: u64) -> u64 {
+    (minute_of(now_s) + 1).saturating_sub(num_minutes)
 }
 
 /// From 1 on.
@@ -123,6 +132,10 @@ mod tests {
         assert!(close(reuse.ceiling(60, 70), 1_600.0 / 3_220.0));
         // The first prompt is not in it any more.
         assert!(close(reuse.ceiling(1, 70), 800.0 / 1_610.0));
+        assert_eq!(
+            [60, 1].map(|minutes| reuse.num_tokens(minutes, 70)),
+            [3_220, 1_610]
+        );
     }
 
     #[test]

@@ -40,6 +40,7 @@ def test_openai_breakdown_when_the_server_is_stock_then_nothing_is_added(answers
 def told(details, req):
     """What an answer says where SGLang has booked ``details``."""
     req.sampling_params = getattr(req, "sampling_params", SamplingParams())
+    req.discard_output_reason = getattr(req, "discard_output_reason", None)
     req.cached_tokens_device, req.cached_tokens_host = (
         (0, 0) if details is None else (details["device"], details["host"])
     )
@@ -147,6 +148,17 @@ def test_details_when_nothing_is_shared_then_they_are_sglangs(monkeypatch, confi
     monkeypatch.setattr(report.runtime, "config", lambda: config)
     details = {"device": 16, "host": 64}
     assert told(details, SimpleNamespace()) is details
+
+
+def test_prompt_when_its_pages_did_not_land_then_the_run_after_that_is_counted_alone(sharing, monkeypatch):
+    rank = rank_that_counts()
+    asked = []
+    rank.computed = lambda req, cached_tokens: asked.append(cached_tokens) or {}
+    monkeypatch.setattr(report, "_linker", lambda: rank)
+    told({"device": 16, "host": 368}, SimpleNamespace(origin_input_ids=range(400), discard_output_reason="failed"))
+    told({"device": 16, "host": 0}, SimpleNamespace(origin_input_ids=range(400)))
+    assert (rank.counters.prompt_tokens, rank.counters.own_tokens, rank.counters.host_tokens) == (400, 16, 0)
+    assert asked == [16]
 
 
 def test_prompt_when_several_samples_are_asked_for_then_the_run_before_them_is_not_counted(sharing, monkeypatch):

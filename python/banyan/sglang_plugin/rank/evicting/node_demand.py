@@ -50,8 +50,14 @@ class NodeDemand:
 
     def asked(self, pages: bytes, request: str) -> int:
         """The request waits until it is ``served``. How many of its first pages prompts of before had asked for, here
-        or at a peer."""
+        or at a peer, since the weights changed."""
         return self._demand.asked(pages, request)
+
+    def weights_changed(self) -> None:
+        """What was asked for before can be found no more. How pages come back stays learnt."""
+        self.hear()
+        self._demand.weights_changed()
+        self._reuse.begin_anew()
 
     def answered(self, num_tokens: int, pages: bytes, num_cached: int) -> None:
         """The answer to a prompt of these pages begins. So many of them were found."""

@@ -109,6 +109,9 @@ def _count_once(details: dict[str, Any], req: Any) -> None:
     linker = _linker() if _linker is not None else None
     if linker is None or getattr(req, "banyan_is_counted", False) or _is_ahead_of_samples(req):
         return
+    if req.discard_output_reason is not None:
+        # Its pages did not land: it has no answer, and the run after it counts.
+        return
     req.banyan_is_counted = True
     if not _counts_prompts:
         return
