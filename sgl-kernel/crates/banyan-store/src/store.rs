@@ -129,7 +129,10 @@ impl Store {
     // ---- up ----------------------------------------------------------------------------------------------------
 
     pub fn lookup(&self, keys: &[Key]) -> Found {
-        self.shared.refresh_requests.note_lookup();
+        // Without a question only what has been announced is of interest.
+        if !keys.is_empty() {
+            self.shared.refresh_requests.note_lookup();
+        }
         if self.shared.is_behind() {
             self.shared.refresh_requests.ask();
         }
