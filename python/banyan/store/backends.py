@@ -12,7 +12,7 @@ from typing import cast
 from banyan import _native
 from banyan._native import Store
 from banyan.feature_list import part, store_schemes
-from banyan.mounts import MOUNTS, holds, mounted
+from banyan.mounts import MOUNTS, holds, mounted, short_lock
 from banyan.ports import Asked, PageStore, StoreFound
 from banyan.store.location import FILE, HF3FS, StoreLocation
 
@@ -127,7 +127,11 @@ def look(location: StoreLocation) -> str:
 
 def _look_files(location: StoreLocation) -> str:
     _native.store_preview(list(location.paths))
-    return ""
+    path = location.paths[0]
+    option = short_lock(MOUNTS.read_text(), os.path.realpath(path))
+    if not option:
+        return ""
+    return f"{path} is mounted with {option}: locks do not reach other nodes, whose shelves are told by signs of life"
 
 
 def _look_hf3fs(location: StoreLocation) -> str:

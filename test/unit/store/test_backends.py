@@ -55,6 +55,15 @@ def test_hf3fs_when_mounted_then_said_so(tmp_path: Path, monkeypatch: pytest.Mon
     assert "mounted 3FS" in looked_at(f"3fs://{tmp_path / 'kv'}")
 
 
+def test_files_when_locks_there_reach_no_other_node_then_a_look_says_by_which_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"server:/kv {tmp_path} nfs rw,nolock,local_lock=all 0 0\n")
+    monkeypatch.setattr(backends, "MOUNTS", mounts)
+    assert "is mounted with nolock" in looked_at(f"{tmp_path / 'kv'}")
+
+
 @pytest.mark.parametrize("act", [opened, looked_at])
 def test_mooncake_when_no_master_answers_then_how_to_start_one(act, closed_port: int) -> None:
     with pytest.raises(OSError, match=f"no Mooncake master answers at 127.0.0.1:{closed_port}.*mooncake_master"):

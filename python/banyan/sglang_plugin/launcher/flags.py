@@ -315,7 +315,9 @@ def _store_refusals(wanted: Config) -> list[str]:
         return []
     try:
         location = StoreLocation.parse(wanted.store)
-        look(location)
+        said = look(location)
+        if said:
+            logger.info("banyan: the store: %s", said)
     except ValueError as error:
         return [store_refusal(paths=wanted.store, error=error)]
     except OSError as error:

@@ -17,6 +17,7 @@ use crate::format::{Entry, FileHeader, FileKind, Namespace, RecordHeader, record
 use crate::geometry::{BLOCK_BYTES, Geometry, Place};
 use crate::growth;
 use crate::manifest::{self, Follower, Log, Tenants};
+use crate::marks::SILENCE;
 use crate::opening::pass_over;
 
 #[derive(Clone, Debug)]
@@ -282,8 +283,8 @@ fn settle(
         Treatment::Repair => Some(stripe.lock()?),
         Treatment::Check => None,
     };
-    let lock = match treatment {
-        Treatment::Repair => stripe.try_lock_shelf(shelf)?,
+    let hold = match treatment {
+        Treatment::Repair => stripe.try_hold_shelf(shelf)?,
         Treatment::Check => None,
     };
     let Some(Loaded {
@@ -299,7 +300,7 @@ fn settle(
             shelf,
             place: None,
             problem: format!("{num_damaged} entries of the manifest do not verify"),
-            is_repaired: lock.is_some(),
+            is_repaired: hold.is_some(),
         });
     }
     let is_bad = |entry: &Entry| {
@@ -312,11 +313,11 @@ fn settle(
                 shelf,
                 place: Some(entry.place),
                 problem: problem.clone(),
-                is_repaired: lock.is_some(),
+                is_repaired: hold.is_some(),
             });
         }
     }
-    if lock.is_some() {
+    if hold.is_some() {
         header.number += 1;
         header.sequence = 0;
         let good = entries.into_iter().filter(|entry| is_bad(entry).is_none());
@@ -331,15 +332,17 @@ pub fn remove_idle(stripe: &Stripe, named: Option<ShelfId>) -> Result<Vec<ShelfI
     let mut removed = Vec::new();
     for shelf in stripe.shelves()? {
         if named.is_none_or(|named| named == shelf)
-            && let Some(lock) = stripe.try_lock_shelf(shelf)?
+            && let Some(hold) = stripe.try_hold_shelf(shelf)?
         {
-            stripe.remove_shelf(shelf, lock)?;
+            stripe.remove_shelf(shelf, hold)?;
             removed.push(shelf);
         }
     }
     match named {
         Some(named) if removed.is_empty() => {
-            invalid!("shelf {named:016x} is not there, or in use: stop its server first")
+            invalid!(
+                "shelf {named:016x} is not there, or in use: stop its server first; one that died on another machine counts for {SILENCE:?}"
+            )
         }
         _ => Ok(removed),
     }

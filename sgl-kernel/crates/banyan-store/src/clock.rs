@@ -46,7 +46,7 @@ impl Watch {
     }
 
     /// Waits for so long, or until the clock is to stop: then true.
-    fn wait_for_closing(&self, pause: Duration) -> bool {
+    pub fn wait_for_closing(&self, pause: Duration) -> bool {
         let is_open = |watched: &mut Watched| !watched.is_closing;
         let waited = self.closing.wait_timeout_while(self.lock(), pause, is_open);
         waited.unwrap_or_else(PoisonError::into_inner).0.is_closing

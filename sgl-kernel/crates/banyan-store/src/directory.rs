@@ -5,15 +5,18 @@
 //! * Every path has a `STORE` file with the same store id, its own position and the same number of paths.
 //! * Shelves come, grow and go only under the store's lock. A shelf's lock is held by its writer from creation or adoption to its end;
 //!   the kernel lets go of it when the process dies.
+//! * Where other machines may have the folder, locks may not meet: who has a shelf is then said by `marks`, whatever is done to it.
 
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::error::{Doing, Result, StoreError, invalid};
 use crate::format::FORMAT;
 use crate::locks::{Lock, Mode, lock_within, try_lock};
+use crate::marks::{Hold, Mark, Reach, touch};
 use crate::owned::{
     self, Way, claim_directory, make_directory, real_directory, sync_directory, would_claim,
 };
@@ -33,6 +36,8 @@ pub type ShelfId = u64;
 #[derive(Clone, Debug)]
 pub struct Stripe {
     paths: Vec<PathBuf>,
+    /// Of this process's locks, where other machines may have the first path.
+    reach: Option<Reach>,
 }
 
 impl Stripe {
@@ -79,21 +84,38 @@ impl Stripe {
         if (1..paths.len()).any(|index| paths[..index].contains(&paths[index])) {
             return invalid!("a path of a store is named twice: {paths:?}");
         }
-        Ok(Self { paths })
+        let reach = Reach::of(&paths[0])?;
+        Ok(Self { paths, reach })
+    }
+
+    /// As another machine that may have the folder would see it.
+    #[cfg(test)]
+    pub fn from_afar(&self, boot: &str) -> Self {
+        let reach = Some(Reach::named(boot, 1));
+        let paths = self.paths.clone();
+        Self { paths, reach }
+    }
+
+    /// Whether other machines may have the folder, and locks may not reach them.
+    pub fn is_shared(&self) -> bool {
+        self.reach.is_some()
     }
 
     /// Of paths that are to become a store: other things lie there. While the first is none, others that are one belong
     /// to a format that was interrupted.
     fn refuse_strays(&self) -> Result<()> {
         for (index, path) in self.paths.iter().enumerate() {
-            let is_unfinished = Superblock::read(path)
-                .is_ok_and(|found| (found.path, found.paths) == (index, self.paths.len()));
+            let is_unfinished = || {
+                Superblock::read(path)
+                    .is_ok_and(|found| (found.path, found.paths) == (index, self.paths.len()))
+            };
             let stray = fs::read_dir(path)
                 .doing("list", path)?
                 .filter_map(|entry| Some(entry.ok()?.file_name()))
                 .find(|name| match name.to_str() {
-                    Some("lock" | "lost+found" | UNNAMED | WEIGHTS_DIGESTS) => false,
-                    Some(SUPERBLOCK) => !is_unfinished,
+                    Some("lock" | "lost+found" | WEIGHTS_DIGESTS) => false,
+                    Some(name) if name.starts_with(UNNAMED) => false,
+                    Some(SUPERBLOCK) => !is_unfinished(),
                     _ => true,
                 });
             if let Some(stray) = stray {
@@ -106,24 +128,34 @@ impl Stripe {
         Ok(())
     }
 
-    /// The first path becomes a store last.
+    /// The last path becomes a store first, and its id is that of the others: also where another node, which this one's lock does not
+    /// reach, makes the same store at the same moment.
     fn format(&self) -> Result<()> {
         self.refuse_strays()?;
-        let store = fresh_id();
-        for (index, path) in self.paths.iter().enumerate().rev() {
-            let count = self.paths.len();
-            let text = format!(
-                "{FIRST_LINE}\nformat={FORMAT}\nstore={store:016x}\npath={index}\npaths={count}\n"
-            );
-            let unnamed = path.join(UNNAMED);
-            let mut file = owned::open(&unnamed, Way::Create).doing("create", &unnamed)?;
-            file.set_len(0).doing("empty", &unnamed)?;
-            file.write_all(text.as_bytes()).doing("write", &unnamed)?;
-            file.sync_all().doing("sync", &unnamed)?;
-            fs::rename(&unnamed, path.join(SUPERBLOCK)).doing("rename", &unnamed)?;
-            sync_directory(path)?;
+        let own = fresh_id();
+        let last = &self.paths[self.paths.len() - 1];
+        loop {
+            let store = Superblock::read(last).map_or(own, |found| found.store);
+            for (index, path) in self.paths.iter().enumerate().rev() {
+                self.name_path(index, path, store, own)?;
+            }
+            if Superblock::read(last)?.store == store {
+                return Ok(());
+            }
         }
-        Ok(())
+    }
+
+    fn name_path(&self, index: usize, path: &Path, store: u64, maker: u64) -> Result<()> {
+        let count = self.paths.len();
+        let text = format!(
+            "{FIRST_LINE}\nformat={FORMAT}\nstore={store:016x}\npath={index}\npaths={count}\n"
+        );
+        let unnamed = path.join(format!("{UNNAMED}-{maker:016x}"));
+        let mut file = owned::open(&unnamed, Way::Create).doing("create", &unnamed)?;
+        file.write_all(text.as_bytes()).doing("write", &unnamed)?;
+        file.sync_all().doing("sync", &unnamed)?;
+        fs::rename(&unnamed, path.join(SUPERBLOCK)).doing("rename", &unnamed)?;
+        sync_directory(path)
     }
 
     fn verify(&self) -> Result<()> {
@@ -221,22 +253,49 @@ impl Stripe {
             .join(format!("segment-{segment:06}"))
     }
 
-    /// A new shelf with its lock held. Call under the store's lock.
-    pub fn create_shelf(&self) -> Result<(ShelfId, Lock)> {
+    /// A new shelf that is held. Call under the store's lock.
+    pub fn create_shelf(&self) -> Result<(ShelfId, Hold)> {
         let shelf = fresh_id();
         for path in 0..self.paths.len() {
             make_directory(&self.shelf(shelf, path))?;
             sync_directory(&self.paths[path])?;
         }
-        match self.try_lock_shelf(shelf)? {
-            Some(lock) => Ok((shelf, lock)),
+        match self.try_hold(shelf, |reach, directory| reach.mark(directory, 1))? {
+            Some(hold) => Ok((shelf, hold)),
             None => invalid!("the new shelf {shelf:016x} is locked by somebody else"),
         }
     }
 
-    /// The shelf's lock if its writer is gone. Call under the store's lock.
-    pub fn try_lock_shelf(&self, shelf: ShelfId) -> Result<Option<Lock>> {
-        try_lock(&self.shelf(shelf, 0).join("lock"), Way::Create, Mode::Alone)
+    /// A shelf whose writer is gone. Call under the store's lock.
+    pub fn try_hold_shelf(&self, shelf: ShelfId) -> Result<Option<Hold>> {
+        self.try_hold(shelf, |reach, directory| {
+            reach.take(directory, self.server_time()?)
+        })
+    }
+
+    fn try_hold(
+        &self,
+        shelf: ShelfId,
+        mark: impl FnOnce(&Reach, &Path) -> Result<Option<Mark>>,
+    ) -> Result<Option<Hold>> {
+        let directory = self.shelf(shelf, 0);
+        let Some(lock) = try_lock(&directory.join("lock"), Way::Create, Mode::Alone)? else {
+            return Ok(None);
+        };
+        let Some(reach) = &self.reach else {
+            return Ok(Some(Hold { lock, mark: None }));
+        };
+        let mark = mark(reach, &directory)?.map(Arc::new);
+        Ok(mark.is_some().then_some(Hold { lock, mark }))
+    }
+
+    /// What time it is where the store lies: no other clock is asked how long a mark has been silent.
+    fn server_time(&self) -> Result<SystemTime> {
+        let path = self.first().join("lock");
+        let file = owned::open(&path, Way::Read).doing("open", &path)?;
+        touch(&file)
+            .and_then(|found| found.modified())
+            .doing("touch", &path)
     }
 
     /// Whether a living writer holds a shelf. Makes nothing; under the store's lock, so that no writer that starts misses the shelf.
@@ -247,11 +306,18 @@ impl Stripe {
             return Ok(false);
         }
         let _store_lock = lock_within(&store, Way::Read, Mode::Shared, LOCK_PATIENCE)?;
-        Ok(try_lock(&own, Way::Read, Mode::Shared)?.is_none())
+        if try_lock(&own, Way::Read, Mode::Shared)?.is_none() {
+            return Ok(true);
+        }
+        match &self.reach {
+            None => Ok(false),
+            Some(reach) => Ok(!reach.is_free(&self.shelf(shelf, 0), self.server_time()?)?),
+        }
     }
 
     /// Removes a shelf for good. The manifest goes first, so that an interrupted removal leaves nothing that can be found.
-    pub fn remove_shelf(&self, shelf: ShelfId, lock: Lock) -> Result<()> {
+    pub fn remove_shelf(&self, shelf: ShelfId, hold: Hold) -> Result<()> {
+        let mut hold = Some(hold);
         for path in 0..self.paths.len() {
             let directory = self.shelf(shelf, path);
             let opened = match owned::open_directory(&directory) {
@@ -263,9 +329,10 @@ impl Stripe {
             for name in names {
                 owned::remove(&opened, &name).doing("remove", &directory.join(&name))?;
             }
+            // Network file systems keep another name for what is open: the lock.
+            drop(hold.take());
             fs::remove_dir(&directory).doing("remove", &directory)?;
         }
-        drop(lock);
         Ok(())
     }
 
@@ -366,13 +433,15 @@ fn is_manifest(file: &Path) -> bool {
     name.is_some_and(|name| name.starts_with("manifest-"))
 }
 
-/// Different in every process and call.
-fn fresh_id() -> u64 {
+/// Different in every process and call, on every machine.
+pub fn fresh_id() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = now.map_or(0, |now| now.as_nanos() as u64);
+    let drawn = fs::read("/proc/sys/kernel/random/uuid").unwrap_or_default();
     let name = [
-        now.to_le_bytes(),
-        u64::from(std::process::id()).to_le_bytes(),
+        &now.to_le_bytes()[..],
+        &u64::from(std::process::id()).to_le_bytes(),
+        &drawn,
     ]
     .concat();
     twox_hash::XxHash3_64::oneshot(&name)
@@ -409,6 +478,21 @@ mod tests {
         fs::remove_file(paths[0].join(SUPERBLOCK)).unwrap();
         Stripe::open_or_create(&paths).unwrap();
         Stripe::open(&paths).unwrap();
+    }
+
+    #[test]
+    fn store_when_nodes_whose_locks_do_not_meet_make_it_at_one_moment_then_it_is_one() {
+        for _ in 0..10 {
+            let scratch = Scratch::new();
+            let paths = ["a", "b", "c"].map(|name| claim_directory(&scratch.path(name)).unwrap());
+            let stripe = Stripe::of(paths.into()).unwrap();
+            std::thread::scope(|nodes| {
+                for _ in 0..4 {
+                    nodes.spawn(|| stripe.format().unwrap());
+                }
+            });
+            stripe.verify().unwrap();
+        }
     }
 
     #[test]
@@ -467,10 +551,13 @@ mod tests {
         let scratch = Scratch::new();
         let stripe = Stripe::open_or_create(&[scratch.path("a")]).unwrap();
         let (shelf, lock) = stripe.create_shelf().unwrap();
-        assert!(stripe.try_lock_shelf(shelf).unwrap().is_none());
+        assert!(stripe.try_hold_shelf(shelf).unwrap().is_none());
         drop(lock);
-        let lock = stripe.try_lock_shelf(shelf).unwrap().unwrap();
+        let lock = stripe.try_hold_shelf(shelf).unwrap().unwrap();
         assert_eq!(stripe.shelves().unwrap(), [shelf]);
+        // Marks are for folders that other machines may have.
+        let names = fs::read_dir(stripe.shelf(shelf, 0)).unwrap();
+        assert!(names.map(|name| name.unwrap().file_name()).eq(["lock"]));
         stripe.remove_shelf(shelf, lock).unwrap();
         assert!(stripe.shelves().unwrap().is_empty());
     }
@@ -505,7 +592,7 @@ mod tests {
         let looks = std::thread::spawn(move || looker.is_in_use(shelf).unwrap());
         std::thread::sleep(Duration::from_millis(50));
         assert!(!looks.is_finished());
-        let adopted = stripe.try_lock_shelf(shelf).unwrap();
+        let adopted = stripe.try_hold_shelf(shelf).unwrap();
         drop(adopting);
         assert!(adopted.is_some() && looks.join().unwrap());
     }

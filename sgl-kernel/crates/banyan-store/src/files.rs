@@ -92,14 +92,19 @@ pub fn takes_direct(directory: &Path) -> bool {
 
 /// Whether the directory is on a file system that keeps its files in DRAM: they outlive the server, not the machine.
 pub fn is_in_memory(directory: &Path) -> bool {
-    let Ok(name) = CString::new(directory.as_os_str().as_bytes()) else {
-        return false;
-    };
+    file_system(directory).is_ok_and(|kind| IN_MEMORY.contains(&kind))
+}
+
+/// What the directory lies on, as statfs(2) knows it.
+pub fn file_system(directory: &Path) -> io::Result<i64> {
+    let name = CString::new(directory.as_os_str().as_bytes())?;
     // SAFETY: plain integers, for which zeros are a value.
     let mut found: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: a string that ends with a zero, and room for the answer.
-    let status = unsafe { libc::statfs(name.as_ptr(), &raw mut found) };
-    status == 0 && IN_MEMORY.contains(&(found.f_type as i64))
+    match unsafe { libc::statfs(name.as_ptr(), &raw mut found) } {
+        0 => Ok(found.f_type as i64),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// A segment that did not get its space.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The L3 store: pages on one or more file systems, striped, checked, and never trusted after a crash without proof.
 //!
-//! Read in this order: `format` and `geometry` (the bytes on disk, docs/format.md), `owned`, `locks`, `manifest` and `directory` (where
-//! they are, and whose), `catalog`, `places`, `policy` and `shares` (what is known of them), `reading` and `writing` (how they move), `engine` (the
+//! Read in this order: `format` and `geometry` (the bytes on disk, docs/format.md), `owned`, `locks`, `marks`, `manifest` and `directory`
+//! (where they are, and whose), `catalog`, `places`, `policy` and `shares` (what is known of them), `reading` and `writing` (how they move), `engine` (the
 //! one thread that moves them), `news` (the one that learns of other writers), `clock` (the one that lets waiters go), `store` (what
 //! callers see).
 #![deny(unsafe_op_in_unsafe_fn)]
@@ -22,6 +22,7 @@ pub mod geometry;
 pub mod growth;
 pub mod locks;
 pub mod manifest;
+pub mod marks;
 mod news;
 pub mod opening;
 pub mod owned;

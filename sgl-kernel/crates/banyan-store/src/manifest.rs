@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use hashbrown::HashMap;
 
 use crate::catalog::KeyHash;
-use crate::error::{Doing, Result};
+use crate::error::{Doing, Result, passes};
 use crate::format::{ENTRY_BYTES, Entry, FileHeader, FileKind, Kind};
 use crate::geometry::{BLOCK_BYTES, Place};
 use crate::owned::{self, Way, sync_directory};
@@ -75,9 +75,18 @@ impl Follower {
         self.offset
     }
 
-    /// Whether a newer manifest has taken this one's place.
-    pub fn is_replaced(&self) -> bool {
-        self.file.metadata().map_or(true, |data| data.nlink() == 0)
+    /// Whether a newer manifest has taken this one's place. If not, it is opened again: only then a network file system asks its
+    /// server what was appended.
+    pub fn is_replaced(&mut self) -> bool {
+        let named = match owned::open(&self.path, Way::Read) {
+            // One of the moment says nothing.
+            Err(error) => return !passes(&error),
+            Ok(named) => named,
+        };
+        let place = |file: &File| file.metadata().map(|data| (data.dev(), data.ino())).ok();
+        let is_same = place(&named).is_some_and(|named| place(&self.file) == Some(named));
+        self.file = named;
+        !is_same
     }
 
     /// Whether there may be entries that `read` has not returned. A log ends in zeros, or with its file.
@@ -157,22 +166,8 @@ pub fn has_any(directory: &Path) -> Result<bool> {
 
 /// Manifest files of a shelf, the highest epoch first.
 fn manifests(directory: &Path) -> Result<Vec<PathBuf>> {
-    let opened = match owned::open_directory(directory) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other.doing("open", directory)?,
-    };
-    let epoch = |path: &PathBuf| -> Option<u64> {
-        path.file_name()?
-            .to_str()?
-            .strip_prefix("manifest-")?
-            .parse()
-            .ok()
-    };
-    let names = owned::names(&opened).doing("list", directory)?;
-    let paths = names.into_iter().map(|name| directory.join(name));
-    let mut found: Vec<PathBuf> = paths.filter(|path| epoch(path).is_some()).collect();
-    found.sort_by_key(|path| std::cmp::Reverse(epoch(path)));
-    Ok(found)
+    let found = owned::numbered(directory, "manifest-")?;
+    Ok(found.into_iter().map(|(_, path)| path).collect())
 }
 
 /// What a log says: who lives where. It takes memory for its entries, whatever places these name.
@@ -329,7 +324,7 @@ mod tests {
         let scratch = Scratch::new();
         let directory = scratch.path("");
         replace(&directory, &header(1), std::iter::empty()).unwrap();
-        let old = Follower::open(&directory).unwrap().unwrap();
+        let mut old = Follower::open(&directory).unwrap().unwrap();
         assert!(!old.is_replaced());
         replace(&directory, &header(2), std::iter::empty()).unwrap();
         assert!(old.is_replaced());

@@ -20,8 +20,8 @@ use crate::said::Said;
 use crate::shared::Shared;
 use crate::state::State;
 
-/// What processes on another machine, or in a container with a /dev/shm of its own, publish is not announced here: somebody who looks
-/// pages up learns of it after this.
+/// What processes on another machine, or in a container with a /dev/shm of its own, publish is not announced here: it is looked for while
+/// somebody looks pages up, so often.
 pub const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
 /// How far this process has read another writer's manifest.

@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 
 use crate::catalog::Hit;
 use crate::directory::{ShelfId, Stripe};
@@ -11,9 +10,9 @@ use crate::error::{Doing, Result, StoreError, passes};
 use crate::format::{Entry, FileHeader, FileKind, Namespace};
 use crate::geometry::{BLOCK_BYTES, Geometry};
 use crate::growth::{self, Limits};
-use crate::locks::Lock;
 use crate::manifest::{self, Follower, Log, Tenants};
-use crate::owned::{self, Way};
+use crate::marks::Hold;
+use crate::owned::{self, Way, remove_if_there};
 use crate::places::{Places, Standing};
 use crate::state::{Own, State};
 use crate::writing::Opened;
@@ -32,16 +31,16 @@ pub struct Wanted<'a> {
 /// Takes over a shelf of this namespace and geometry that has no owner, or makes one; fills `state` with what it holds.
 pub fn open_own(stripe: &Stripe, wanted: &Wanted<'_>, state: &mut State) -> Result<Opened> {
     let _store_lock = stripe.lock()?;
-    let (recovered, lock) = match adopt(stripe, wanted)? {
+    let (recovered, hold) = match adopt(stripe, wanted)? {
         Some(found) => found,
         None => {
-            let (shelf, lock) = stripe.create_shelf()?;
-            (fresh(stripe, wanted, shelf)?, lock)
+            let (shelf, hold) = stripe.create_shelf()?;
+            (fresh(stripe, wanted, shelf)?, hold)
         }
     };
     restore(state, &recovered)?;
     Ok(Opened {
-        lock,
+        hold,
         header: recovered.header,
         segments: recovered.segments,
         log: recovered.log,
@@ -50,7 +49,7 @@ pub fn open_own(stripe: &Stripe, wanted: &Wanted<'_>, state: &mut State) -> Resu
     })
 }
 
-fn adopt(stripe: &Stripe, wanted: &Wanted<'_>) -> Result<Option<(Recovered, Lock)>> {
+fn adopt(stripe: &Stripe, wanted: &Wanted<'_>) -> Result<Option<(Recovered, Hold)>> {
     for shelf in stripe.shelves()? {
         match take_over(stripe, wanted, shelf) {
             Ok(None) => {}
@@ -73,7 +72,7 @@ fn take_over(
     stripe: &Stripe,
     wanted: &Wanted<'_>,
     shelf: ShelfId,
-) -> Result<Option<(Recovered, Lock)>> {
+) -> Result<Option<(Recovered, Hold)>> {
     let directory = stripe.shelf(shelf, 0);
     let Some(Follower { header, .. }) = Follower::open(&directory)? else {
         remove_remains(stripe, shelf)?;
@@ -85,7 +84,7 @@ fn take_over(
     if !is_wanted {
         return Ok(None);
     }
-    let Some(lock) = stripe.try_lock_shelf(shelf)? else {
+    let Some(hold) = stripe.try_hold_shelf(shelf)? else {
         return Ok(None);
     };
     remove_leftovers(stripe, shelf)?;
@@ -94,15 +93,15 @@ fn take_over(
         return Ok(None);
     };
     let recovered = recover(stripe, wanted, shelf, follower)?;
-    Ok(Some((recovered, lock)))
+    Ok(Some((recovered, hold)))
 }
 
 /// What is left of a shelf whose writer died before it had a manifest, or whose removal was interrupted.
 fn remove_remains(stripe: &Stripe, shelf: ShelfId) -> Result<()> {
     if !manifest::has_any(&stripe.shelf(shelf, 0))?
-        && let Some(lock) = stripe.try_lock_shelf(shelf)?
+        && let Some(hold) = stripe.try_hold_shelf(shelf)?
     {
-        stripe.remove_shelf(shelf, lock)?;
+        stripe.remove_shelf(shelf, hold)?;
     }
     Ok(())
 }
@@ -179,6 +178,8 @@ fn recover(
         || num_lost + num_bad > 0
         || is_wordy
         || follower.num_damaged() > 0
+        // A last owner that was only silent may go on to append: to a file that is gone.
+        || stripe.is_shared()
     {
         header.number += 1;
         header.sequence = 0;
@@ -290,13 +291,6 @@ fn remove_leftovers(stripe: &Stripe, shelf: ShelfId) -> Result<()> {
     Ok(())
 }
 
-fn remove_if_there(path: &Path) -> Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        other => other.doing("remove", path),
-    }
-}
-
 /// Removes one shelf whose writer is gone, to make room for `own`: of another namespace before one of the same. False when there is
 /// none. Call under the store's lock.
 pub fn reclaim_one(stripe: &Stripe, own: ShelfId) -> Result<bool> {
@@ -325,8 +319,114 @@ pub fn reclaim_one(stripe: &Stripe, own: ShelfId) -> Result<bool> {
 }
 
 fn remove_if_idle(stripe: &Stripe, shelf: ShelfId) -> Result<bool> {
-    match stripe.try_lock_shelf(shelf)? {
-        Some(lock) => stripe.remove_shelf(shelf, lock).map(|()| true),
+    match stripe.try_hold_shelf(shelf)? {
+        Some(hold) => stripe.remove_shelf(shelf, hold).map(|()| true),
         None => Ok(false),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+    use crate::check::{Treatment, check, remove_idle};
+    use crate::files::create_segment;
+    use crate::format::{ENTRY_BYTES, Identity, Kind, NO_PARENT, Record};
+    use crate::marks::{self, SILENCE};
+    use crate::testing::{Scratch, age};
+
+    fn opened(stripe: &Stripe) -> (Opened, State) {
+        let geometry = Geometry::new(&[4096]).unwrap();
+        let wanted = Wanted {
+            namespace: [1; 4],
+            geometry: &geometry,
+            limits: Limits {
+                quota_bytes: 1 << 30,
+                share_bytes: 1 << 30,
+                floor_bytes: 0,
+            },
+            places_per_segment: 4,
+        };
+        let mut state = State::new([1; 4]);
+        let opened = open_own(stripe, &wanted, &mut state).unwrap();
+        (opened, state)
+    }
+
+    /// What the medium does not hold, a manifest may name all the same.
+    fn publish(stripe: &Stripe, opened: &Opened) {
+        let header = &opened.header;
+        create_segment(stripe, header, 0, header.segmenting().file_bytes()).unwrap();
+        let identity = Identity {
+            key: [5; 4],
+            namespace: header.namespace,
+            generation: 1,
+        };
+        let entry = Entry {
+            sequence: 1,
+            kind: Kind::Publish,
+            place: 0,
+            record: Record {
+                identity,
+                parent: NO_PARENT,
+                checksum: 0,
+            },
+        };
+        let mut bytes = [0; ENTRY_BYTES];
+        entry.encode(header.number, &mut bytes);
+        opened.log.write_all_at(&bytes, opened.log_bytes).unwrap();
+    }
+
+    #[test]
+    fn shelf_when_its_machine_lives_then_left_alone_by_all_and_when_it_is_silent_then_taken_over() {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let [theirs, ours] = ["theirs", "ours"].map(|boot| stripe.from_afar(boot));
+        let (living, _) = opened(&theirs);
+        publish(&theirs, &living);
+        let (just_made, made) = theirs.create_shelf().unwrap();
+        let shelf = living.header.shelf;
+        // Locks of another kernel's.
+        let Hold { lock, mark } = living.hold;
+        drop((lock, made.lock));
+
+        let (own, _) = opened(&ours);
+        let own_shelf = own.header.shelf;
+        assert!(own_shelf != shelf && ours.shelves().unwrap().len() == 3);
+        assert!(ours.is_in_use(shelf).unwrap() && ours.is_in_use(just_made).unwrap());
+        assert!(!reclaim_one(&ours, own_shelf).unwrap());
+        assert!(remove_idle(&ours, None).unwrap().is_empty());
+        let refused = remove_idle(&ours, Some(shelf)).unwrap_err().to_string();
+        assert!(refused.contains("in use"), "{refused}");
+        let found = check(&ours, Treatment::Repair).unwrap().findings;
+        assert!(found.len() == 1 && !found[0].is_repaired);
+
+        for marked in [shelf, just_made] {
+            age(&ours.shelf(marked, 0).join("writer-1"), SILENCE);
+        }
+        assert!(!ours.is_in_use(shelf).unwrap());
+        let (taken, state) = opened(&ours);
+        assert_eq!((taken.header.shelf, taken.header.number), (shelf, 2));
+        assert_eq!(state.counters.adopted_pages, 1);
+        // What its last writer appends now lies in a file that is gone.
+        assert_eq!(living.log.metadata().unwrap().nlink(), 0);
+        let mark = mark.unwrap();
+        mark.sign();
+        assert!(marks::check(Some(&*mark)).is_err());
+        remove_idle(&ours, None).unwrap();
+        assert!(!ours.shelves().unwrap().contains(&just_made));
+    }
+
+    #[test]
+    fn shelf_when_a_killed_server_of_this_machine_had_it_then_taken_back_at_once() {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let ours = stripe.from_afar("ours");
+        let (killed, _) = opened(&ours);
+        let Hold { lock, mark } = killed.hold;
+        drop(lock);
+        let (again, _) = opened(&ours);
+        assert_eq!(again.header.shelf, killed.header.shelf);
+        drop(mark);
     }
 }

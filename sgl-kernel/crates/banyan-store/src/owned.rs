@@ -123,6 +123,29 @@ pub fn names(directory: &File) -> io::Result<Vec<std::ffi::OsString>> {
         .collect()
 }
 
+/// The files `PREFIX<number>` of a directory, the greatest number first.
+pub fn numbered(directory: &Path, prefix: &str) -> Result<Vec<(u64, PathBuf)>> {
+    let opened = match open_directory(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.doing("open", directory)?,
+    };
+    let number = |name: &std::ffi::OsStr| name.to_str()?.strip_prefix(prefix)?.parse().ok();
+    let names = names(&opened).doing("list", directory)?;
+    let numbered = names
+        .into_iter()
+        .filter_map(|name| Some((number(&name)?, directory.join(name))));
+    let mut found: Vec<(u64, PathBuf)> = numbered.collect();
+    found.sort_by_key(|(number, _)| std::cmp::Reverse(*number));
+    Ok(found)
+}
+
+pub fn remove_if_there(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other.doing("remove", path),
+    }
+}
+
 /// Removes a file from a directory that was opened: whatever its path names meanwhile.
 pub fn remove(directory: &File, name: &std::ffi::OsStr) -> io::Result<()> {
     let name = CString::new(name.as_bytes())?;

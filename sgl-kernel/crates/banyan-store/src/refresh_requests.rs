@@ -15,6 +15,8 @@ struct Wanted {
     num_done: u64,
     /// Of the last look.
     problem: Option<String>,
+    /// When the last look ended.
+    looked: Option<Instant>,
     /// Reads whose transfers are over: a look at others' manifests has to say whether their pages are damaged or gone.
     doubted: Vec<(Instant, ReadJob)>,
     is_closing: bool,
@@ -34,9 +36,13 @@ impl RefreshRequests {
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Somebody looks pages up.
+    /// Somebody looks pages up: others are looked at again, at once where they have not been for a while.
     pub fn note_lookup(&self) {
-        self.has_lookups.store(true, Ordering::Relaxed);
+        if !self.has_lookups.swap(true, Ordering::Relaxed) {
+            // Who is to hear of it looks with the lock.
+            let _wanted = self.lock();
+            self.came.notify_one();
+        }
     }
 
     /// Has others' manifests looked at soon. Waits for nothing.
@@ -82,7 +88,7 @@ impl RefreshRequests {
         due.map(|(_, job)| job).collect()
     }
 
-    /// Until there is a refresh request, or it is time to look again for somebody who looks pages up, or because others have announced
+    /// Until there is a refresh request, or the last look is `look_again` ago and somebody looks pages up, or others have announced
     /// something: what they have removed takes space until this process has let go of it. Its number; `None` when the store closes.
     pub fn next(&self, look_again: Duration, is_behind: impl Fn() -> bool) -> Option<u64> {
         let mut wanted = self.lock();
@@ -93,20 +99,21 @@ impl RefreshRequests {
             if wanted.num_wanted != wanted.num_done || !wanted.doubted.is_empty() {
                 return Some(wanted.num_wanted);
             }
-            let waited = self.came.wait_timeout(wanted, look_again);
-            let (guard, waited) = waited.unwrap_or_else(PoisonError::into_inner);
-            wanted = guard;
-            if waited.timed_out()
-                && (self.has_lookups.swap(false, Ordering::Relaxed) || is_behind())
-            {
+            let since = wanted.looked.map_or(look_again, |looked| looked.elapsed());
+            let left = look_again.saturating_sub(since);
+            if left.is_zero() && (self.has_lookups.swap(false, Ordering::Relaxed) || is_behind()) {
                 return Some(wanted.num_wanted);
             }
+            let pause = if left.is_zero() { look_again } else { left };
+            let waited = self.came.wait_timeout(wanted, pause);
+            wanted = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
     pub fn end(&self, number: u64, problem: Option<String>) {
         let mut wanted = self.lock();
         wanted.num_done = number;
+        wanted.looked = Some(Instant::now());
         wanted.problem = problem;
         self.done.notify_all();
     }
@@ -114,5 +121,30 @@ impl RefreshRequests {
     pub fn close(&self) {
         self.lock().is_closing = true;
         self.came.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::thread;
+
+    const NEVER: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn look_when_somebody_asks_after_a_while_then_at_once_and_nobody_looks_where_nobody_asks() {
+        let requests = Arc::new(RefreshRequests::default());
+        let asked = requests.clone();
+        let news = thread::spawn(move || asked.next(NEVER, || false));
+        requests.note_lookup();
+        assert_eq!(news.join().unwrap(), Some(0));
+        requests.end(0, None);
+        // It has just been looked.
+        requests.note_lookup();
+        let asked = requests.clone();
+        let news = thread::spawn(move || asked.next(NEVER, || true));
+        requests.close();
+        assert_eq!(news.join().unwrap(), None);
     }
 }

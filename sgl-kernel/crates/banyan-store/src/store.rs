@@ -20,6 +20,7 @@ use crate::files::{is_in_memory, takes_direct};
 use crate::format::{NO_PARENT, Namespace};
 use crate::geometry::{BLOCK_BYTES, Geometry};
 use crate::growth::places_per_segment;
+use crate::marks::SILENCE;
 use crate::opening::{Wanted, open_own};
 use crate::pacing::Permit;
 use crate::reading::{ReadJob, ReadTicket, Reason};
@@ -91,13 +92,20 @@ impl Store {
         } else {
             ""
         };
+        let others = if shared.stripe.is_shared() {
+            format!(
+                ", where other machines may have the folder: their shelves are free when nothing was heard of them for {SILENCE:?}"
+            )
+        } else {
+            String::new()
+        };
         Ok(Self {
             shared,
             threads: Mutex::new(Some(threads)),
             is_closed: AtomicBool::new(false),
             max_queued: (options.backlog_bytes / record_bytes).max(1) as usize,
             stall_after: options.stall_after,
-            engine: format!("{engine}, {way}{kept}"),
+            engine: format!("{engine}, {way}{kept}{others}"),
         })
     }
 
@@ -129,7 +137,10 @@ impl Store {
     // ---- up ----------------------------------------------------------------------------------------------------
 
     pub fn lookup(&self, keys: &[Key]) -> Found {
-        self.shared.refresh_requests.note_lookup();
+        // Without a question only what has been announced is of interest.
+        if !keys.is_empty() {
+            self.shared.refresh_requests.note_lookup();
+        }
         if self.shared.is_behind() {
             self.shared.refresh_requests.ask();
         }

@@ -3,8 +3,9 @@
 
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, SystemTime};
 
 /// A directory of this test's own, removed at the end.
 pub struct Scratch(PathBuf);
@@ -28,4 +29,10 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         drop(fs::remove_dir_all(&self.0));
     }
+}
+
+/// As if the file had been written so long ago, or a second more: times of files are coarse.
+pub fn age(path: &Path, by: Duration) {
+    let then = SystemTime::now() - by - Duration::from_secs(1);
+    fs::File::open(path).unwrap().set_modified(then).unwrap();
 }

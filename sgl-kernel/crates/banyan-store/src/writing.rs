@@ -6,6 +6,7 @@
 //!   never when a sync of that segment has failed since the record was begun.
 //! * A retired place is handed out again only after its entry, or a manifest without it, is durable.
 //! * One commit at a time. After a failed append or sync of the log nothing is appended until a new manifest has taken its place.
+//! * Nothing is begun while the shelf may be another machine's by now (`marks`): what waits is given up, and a new manifest is the way back.
 //!
 //! Commit: idle -> syncing segments -> appending -> syncing log -> idle; idle or a failure -> rewriting -> idle.
 
@@ -29,7 +30,7 @@ use crate::files::Files;
 use crate::format::{FileHeader, Record};
 use crate::geometry::{BLOCK_BYTES, Place, Segmenting};
 use crate::growth::Limits;
-use crate::locks::Lock;
+use crate::marks::Hold;
 use crate::pacing::Load;
 use crate::said::Said;
 use crate::shared::Shared;
@@ -129,7 +130,7 @@ pub struct Surroundings<'a> {
 
 /// The shelf as recovery found or made it.
 pub struct Opened {
-    pub lock: Lock,
+    pub hold: Hold,
     pub header: FileHeader,
     pub segments: Vec<u32>,
     pub log: std::fs::File,
@@ -172,7 +173,7 @@ pub struct Writer {
     stopped_until: Option<Instant>,
     said_of_growth: Said,
     said_of_manifest: Said,
-    _lock: Lock,
+    hold: Hold,
 }
 
 impl Writer {
@@ -210,7 +211,7 @@ impl Writer {
             stopped_until: None,
             said_of_growth: Said::default(),
             said_of_manifest: Said::default(),
-            _lock: opened.lock,
+            hold: opened.hold,
         })
     }
 

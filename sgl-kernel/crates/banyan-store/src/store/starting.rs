@@ -15,6 +15,7 @@ use crate::engine::{Engine, on_answer};
 use crate::error::{Result, StoreError, invalid};
 use crate::format::Namespace;
 use crate::growth::Limits;
+use crate::marks::{Mark, SIGN_EVERY};
 use crate::news::News;
 use crate::shared::{Ended, Shared};
 use crate::writing::{Opened, Writer};
@@ -59,6 +60,8 @@ pub(super) struct Threads {
     io: JoinHandle<()>,
     news: JoinHandle<()>,
     clock: JoinHandle<()>,
+    /// Where other machines may have the folder.
+    signs: Option<JoinHandle<()>>,
 }
 
 impl Threads {
@@ -69,6 +72,9 @@ impl Threads {
         join_within(self.news, "thread that follows other writers", patience);
         shared.watch.close();
         join_within(self.clock, "clock", patience);
+        if let Some(signs) = self.signs {
+            join_within(signs, "thread that gives signs of life", patience);
+        }
     }
 }
 
@@ -90,6 +96,7 @@ pub(super) fn start(
     opened: Opened,
     options: &Options,
 ) -> Result<(Threads, String)> {
+    let mark = opened.hold.mark.clone();
     let (io, name) = start_io(shared, opened, options)?;
     let mut news = News::new(shared.clone());
     if let Err(error) = news.refresh() {
@@ -98,10 +105,19 @@ pub(super) fn start(
     let clock = Clock::new(shared.clone(), options.stall_after);
     let others = spawn(shared, "banyan-store-news", move || news.run()).and_then(|news| {
         let clock = spawn(shared, "banyan-store-clock", move || clock.run())?;
-        Ok((news, clock))
+        let signs = mark.map(|mark| start_signs(shared, mark)).transpose()?;
+        Ok((news, clock, signs))
     });
     match others {
-        Ok((news, clock)) => Ok((Threads { io, news, clock }, name)),
+        Ok((news, clock, signs)) => Ok((
+            Threads {
+                io,
+                news,
+                clock,
+                signs,
+            },
+            name,
+        )),
         Err(error) => {
             shared.inbox().is_closing = true;
             shared.wake();
@@ -124,6 +140,23 @@ fn spawn(
     builder
         .spawn(guarded)
         .map_err(|cause| StoreError::os(format!("cannot start the store's thread {name}"), cause))
+}
+
+/// On a thread of its own: whatever the others wait for, signs are given.
+fn start_signs(shared: &Arc<Shared>, mark: Arc<Mark>) -> Result<JoinHandle<()>> {
+    let store = shared.clone();
+    spawn(shared, "banyan-store-signs", move || {
+        loop {
+            mark.sign();
+            if mark.check().is_err() {
+                // The writer says so, and gives up what waits.
+                store.wake();
+            }
+            if store.watch.wait_for_closing(SIGN_EVERY) {
+                return;
+            }
+        }
+    })
 }
 
 fn start_io(

@@ -114,6 +114,10 @@ impl Writer {
         if written.is_empty() && retired.is_empty() {
             return;
         }
+        if self.hold.check().is_err() {
+            self.distrust_log(around, written, retired);
+            return;
+        }
         let len = (written.len() + retired.len()) * ENTRY_BYTES;
         let mut bytes = vec![0; self.with_step(len as u64) as usize];
         let gone = retired

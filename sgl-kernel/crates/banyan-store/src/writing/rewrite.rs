@@ -11,12 +11,15 @@ use crate::error::{StoreError, invalid};
 use crate::format::{Entry, FileHeader, Kind, Record};
 use crate::geometry::Place;
 use crate::manifest;
+use crate::marks;
 use crate::shared::{PAUSE, SLICE, Shared};
 
 impl Writer {
-    /// A new manifest is wanted, for a clear or a new namespace.
+    /// A new manifest is wanted, for a clear or a new namespace, or before anything else is written.
     pub(super) fn renew(&mut self, around: &Surroundings<'_>) {
-        if matches!(self.commit, Commit::Idle) && around.shared.lock().wants_manifest {
+        if matches!(self.commit, Commit::Idle)
+            && (around.shared.lock().wants_manifest || self.hold.check().is_err())
+        {
             self.rewrite(around);
         }
     }
@@ -44,6 +47,7 @@ impl Writer {
         let epoch = header.number;
         let (sender, result) = channel();
         let shared = around.shared.clone();
+        let mark = self.hold.mark.clone();
         let work =
             move || {
                 let entries = published(&shared).into_iter().zip(first..).map(
@@ -54,8 +58,10 @@ impl Writer {
                         record,
                     },
                 );
+                let replaced = marks::check(mark.as_deref())
+                    .and_then(|()| manifest::replace(&directory, &header, entries));
                 // Nobody receives when the store was closed meanwhile.
-                drop(sender.send(manifest::replace(&directory, &header, entries)));
+                drop(sender.send(replaced));
                 shared.wake();
             };
         self.commit = Commit::Rewriting {
