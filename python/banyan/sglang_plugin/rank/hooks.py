@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What SGLang's scheduler calls: a request has come, an embedding forward begins, the cache is to be flushed."""
+"""What SGLang's scheduler calls: a request has come, its prefix is looked for, an embedding forward begins, the
+cache is to be flushed."""
 
 from __future__ import annotations
 
@@ -64,6 +65,13 @@ def _depends_on_more(scheduler: Any, req: Any) -> str | None:
 @functools.cache
 def _say_once(why: str) -> None:
     logger.warning("banyan: %s: such requests share nothing", why)
+
+
+def before_match(wrapper: Any, key: Any, req: Any, *args: Any, **kwargs: Any) -> None:
+    """A request's prefix is looked for, maybe again: what was found before is nothing to it. SGLang forgets that where
+    it loads or aborts, and not where it finds nothing or the rank's own tree has all."""
+    if runtime.is_sharing():
+        wrapper.hit_markers.pop(req.rid, None)
 
 
 def before_forward_batch_embedding(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
