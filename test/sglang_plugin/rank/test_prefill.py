@@ -187,6 +187,13 @@ def test_add_when_other_nodes_may_still_answer_for_a_request_then_it_is_passed_o
     assert adder.can_run_list == [ready]
 
 
+def test_preemption_when_its_request_waits_for_an_answer_then_nobody_is_thrown_out_for_it(make_adder, monkeypatch):
+    awaited, ready = request(100), request(200)
+    monkeypatch.setattr(prefill, "_is_awaited", lambda rid: rid == awaited.rid)
+    monkeypatch.setattr(PrefillAdder, "preempt_to_schedule", lambda adder, req: True)
+    assert [make_adder().preempt_to_schedule(req) for req in (awaited, ready)] == [False, True]
+
+
 def test_add_when_a_request_leaves_the_queue_then_that_is_told_and_of_one_that_stays_it_is_not(make_adder, monkeypatch):
     begun = []
     monkeypatch.setattr(prefill, "_has_begun", None)

@@ -86,6 +86,8 @@ def around_can_schedule_lora_req(original: Callable[..., bool], scheduler: Any, 
 def _has_to_wait(req: Any) -> bool:
     if _is_awaited is None or not _is_awaited(requests.id_of(req)):
         return False
+    # SGLang leaves the slot of a state with a request that is passed over: models with states may ask no other nodes
+    # (``refusals.kinds``).
     # The threads that wait for answers need the interpreter, and nothing else may be running.
     time.sleep(0)
     return True
@@ -134,6 +136,10 @@ class WatchedAdder:
         return verdict
 
     add_one_req = runtime.STOPWATCH.wrap("prefill.add_one_req", _add_one_req)
+
+    def preempt_to_schedule(self, req: Any) -> bool:
+        """Nobody is thrown out for a request that would not take the place."""
+        return not _has_to_wait(req) and super().preempt_to_schedule(req)  # type: ignore[misc]
 
     def _was_added(self, req: Any) -> bool:
         return bool(self.can_run_list) and self.can_run_list[-1] is req
