@@ -70,8 +70,13 @@ def _say_once(why: str) -> None:
 def before_match(wrapper: Any, key: Any, req: Any, *args: Any, **kwargs: Any) -> None:
     """A request's prefix is looked for, maybe again: what was found before is nothing to it. SGLang forgets that where
     it loads or aborts, and not where it finds nothing or the rank's own tree has all."""
-    if runtime.is_sharing():
-        wrapper.hit_markers.pop(req.rid, None)
+    if not runtime.is_sharing():
+        return
+    wrapper.hit_markers.pop(req.rid, None)
+    # Policies that order by what is cached look at whole prompts: no further than when the request's turn comes, or
+    # each of the two looks is forgotten for the other, and reads are begun for pages that nobody is going to ask for.
+    most = req._compute_max_prefix_len(len(key.token_ids))
+    key.limit = most if key.limit is None else min(key.limit, most)
 
 
 def before_forward_batch_embedding(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
