@@ -19,7 +19,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from banyan.ports import Copy, Frames, OwnFrameTable
 from banyan.supply import Nobody, Supply
@@ -100,6 +100,18 @@ class WindowPages(KindPages):
     def longest(self, keys: Sequence[str], most: int) -> int:
         """The longest restorable length of up to ``most`` pages; 0 where there is none."""
         return longest_restorable(keys, most, self._num_pages, self.supply.num_supplied)
+
+    def lengths(self, keys: Sequence[str], most: int) -> Iterator[int]:
+        """All restorable lengths of up to ``most`` pages, the longest first. Who holds a page is asked once for all."""
+        held, counts = 0, []
+        for holder in self.supply.holders(keys[:most]):
+            held = 0 if holder is None else held + 1
+            counts.append(held)
+        for length in range(len(counts), 0, -1):
+            first_held = length - counts[length - 1]
+            missing = list(keys[max(0, length - self._num_pages) : first_held])[::-1]
+            if sum(run.num_pages for run in self.supply.arriving(missing)) == len(missing):
+                yield length
 
     def joined(self, full: Copy, windows: Copy) -> Copy:
         """Both copies of a batch as one, whose layers are the model's."""

@@ -92,7 +92,7 @@ class Node:
         most = self.reader.cache.prepare(request(rid), names).num_pages
         assert most == self.longest(chain)
         lengths = list(self.reader.cache.lengths(names, most))
-        assert all(self.is_restorable(chain, length) for length in lengths)
+        assert lengths == [length for length in range(most, 0, -1) if self.is_restorable(chain, length)]
         if not lengths:
             return
         length = self.random.choice(lengths)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Window pages over the real native core: two ranks, each with two frame tables, in one process."""
 
+from itertools import takewhile
 from types import SimpleNamespace
 
 import pytest
@@ -145,6 +146,29 @@ def test_offer_when_the_last_window_is_missing_then_it_ends_where_one_is_held(ra
     assert reader.cache.prepare(request("r"), keys(1, 2, 3, 4, 5)).num_pages == 3
     assert reader.counters.windowless_pages == 2
     assert list(reader.cache.lengths(keys(1, 2, 3, 4, 5), 5)) == [3, 2, 1]
+
+
+def test_lengths_when_shards_want_all_of_them_then_they_are_not_looked_for_one_by_one(ranks, monkeypatch):
+    """SGLang asks in every pass, and a prompt has thousands of pages."""
+    owner, reader = ranks
+    owner.publish(range(1, 12), windowed=[1, 2, 3, 5, 6, 8, 9, 10, 11])
+    supply, looked_for = reader.pages.supply, []
+    lookup = supply.lookup
+    monkeypatch.setattr(supply, "lookup", lambda window: looked_for.append(window) or lookup(window))
+    assert list(reader.cache.lengths(keys(*range(1, 12)), 11)) == [11, 10, 9, 6, 3, 2, 1]
+    assert looked_for == [keys(11, 10)], "the longest by itself, all others together"
+
+
+def test_lengths_when_window_pages_are_on_their_way_then_where_what_is_held_comes_behind_them(ranks, monkeypatch):
+    owner, reader = ranks
+    owner.publish([1, 2, 3, 4, 5], windowed=[1, 3, 5])
+    coming = set(keys(2))
+
+    def arriving(pages):
+        return [Run(SourceKind.STORE, len(list(takewhile(coming.__contains__, pages))))]
+
+    monkeypatch.setattr(reader.pages.supply, "arriving", arriving)
+    assert list(reader.cache.lengths(keys(1, 2, 3, 4, 5), 5)) == [3, 1]
 
 
 def test_offer_when_no_window_is_held_then_nothing_is_offered(ranks):

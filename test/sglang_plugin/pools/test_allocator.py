@@ -69,6 +69,19 @@ def test_free_when_nobody_reads_then_the_page_is_free_at_once(node):
     assert pages.get_all_free_pages().unique().numel() == NUM_FRAMES - 1
 
 
+def test_free_when_its_keys_go_to_other_pages_within_a_group_then_peers_find_those(node):
+    """SGLang does so where a node's window is filled again."""
+    pages, cache, peers, *_ = node
+    old, new = pages.alloc(PAGE_TOKENS), pages.alloc(PAGE_TOKENS)
+    cache.publish(frames(*page_ids(old)), keys(1))
+    pages.free_group_begin()
+    pages.free_segment(old, start_pos=0)
+    cache.publish(frames(*page_ids(new)), keys(1))
+    pages.free_group_end()
+    assert peers.lease(peers.lookup(keys(1)), keys(1)) is not None
+    assert pages.get_all_free_pages().unique().numel() == NUM_FRAMES - 2
+
+
 def test_idle_rank_when_a_reader_has_let_go_then_the_next_step_takes_its_page_back(node):
     """Also where no allocation is short, and none may come: it was held, and counted as held, until one came."""
     pages, cache, peers, *_ = node

@@ -160,7 +160,30 @@ def test_add_when_ranks_step_together_then_pages_in_quarantine_are_not_counted_o
     lockstep.num_tokens = [19_000]
     adder = make_adder()
     assert adder.rem_total_tokens == free - 19_000
-    assert adder.add_one_req(request(2_000), has_chunked_req=False, truncation_align_size=None) == AddReqResult.NO_TOKEN
+    assert add(adder, request(2_000)) == ()
+
+
+@pytest.mark.parametrize(
+    ("num_held", "num_tokens", "verdict"),
+    [(19_000, 2_000, AddReqResult.OTHER), (100, 25_000, AddReqResult.NO_TOKEN), (0, 25_000, AddReqResult.NO_TOKEN)],
+)
+def test_add_when_only_pages_in_quarantine_are_lacking_then_the_batch_is_not_taken_for_full(
+    make_adder, lockstep, num_held, num_tokens, verdict
+):
+    """SGLang asks nobody again, of a batch that is full, until one of its requests has ended."""
+    lockstep.num_tokens = [num_held]
+    req = request(num_tokens)
+    assert make_adder().add_one_req(req, has_chunked_req=False, truncation_align_size=None) == verdict
+
+
+def test_add_when_a_request_takes_the_last_pages_that_nobody_reads_then_the_batch_is_not_taken_for_full(
+    make_adder, lockstep
+):
+    add(adder := make_adder(), request(1_000))
+    lockstep.num_tokens = [adder.rem_total_tokens]
+    adder, last = make_adder(), request(1_000)
+    assert adder.add_one_req(last, has_chunked_req=False, truncation_align_size=None) == AddReqResult.OTHER
+    assert adder.can_run_list == [last]
 
 
 def test_add_when_a_model_has_windows_then_each_pool_is_without_its_own_pages_in_quarantine(make_adder, lockstep):
@@ -185,6 +208,13 @@ def test_add_when_other_nodes_may_still_answer_for_a_request_then_it_is_passed_o
     adder = make_adder()
     add(adder, awaited, ready)
     assert adder.can_run_list == [ready]
+
+
+def test_preemption_when_its_request_waits_for_an_answer_then_nobody_is_thrown_out_for_it(make_adder, monkeypatch):
+    awaited, ready = request(100), request(200)
+    monkeypatch.setattr(prefill, "_is_awaited", lambda rid: rid == awaited.rid)
+    monkeypatch.setattr(PrefillAdder, "preempt_to_schedule", lambda adder, req: True)
+    assert [make_adder().preempt_to_schedule(req) for req in (awaited, ready)] == [False, True]
 
 
 def test_add_when_a_request_leaves_the_queue_then_that_is_told_and_of_one_that_stays_it_is_not(make_adder, monkeypatch):

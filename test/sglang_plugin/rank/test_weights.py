@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 from sglang.srt.managers.io_struct import (
     BeginWeightUpdateReqInput,
+    CheckWeightsReqInput,
     EndWeightUpdateReqInput,
     UpdateWeightFromDiskReqInput,
     UpdateWeightsFromDistributedReqInput,
@@ -39,6 +40,7 @@ COMMANDS = {
     "update_weights_from_ipc": UpdateWeightsFromIPCReqInput,
     "begin_weight_update": BeginWeightUpdateReqInput,
     "end_weight_update": EndWeightUpdateReqInput,
+    "check_weights": CheckWeightsReqInput,
 }
 LOADERS = [name for name in COMMANDS if name.startswith("update_weights")]
 
@@ -63,7 +65,7 @@ def ranks(monkeypatch):
 def call(monkeypatch):
     """Calls a method of SGLang's updater on one rank; ``flushes``: as a loader does that succeeds."""
 
-    def run(linker, method, result=DONE, flushes=False):
+    def run(linker, method, result=DONE, flushes=False, **fields):
         monkeypatch.setattr(module, "_installed", linker)
         flush = hooked(UPDATER + "flush_cache_after_weight_update", lambda *args: None)
 
@@ -72,7 +74,7 @@ def call(monkeypatch):
                 flush(None, None, result.success, result.message)
             return result
 
-        return hooked(UPDATER + method, body)(SimpleNamespace(tp_cpu_group=None), Mock(spec=COMMANDS[method]))
+        return hooked(UPDATER + method, body)(SimpleNamespace(tp_cpu_group=None), Mock(spec=COMMANDS[method], **fields))
 
     return run
 
@@ -145,6 +147,26 @@ def test_weights_when_loaded_after_a_failure_then_only_all_of_them_lead_back(ran
         call(linker, loader, flushes=True)
     share(owner, pages, 1)
     assert finds(reader, 1) is (loader == "update_weights_from_disk")
+
+
+@pytest.mark.parametrize("result", [DONE, FAILED])
+def test_weights_when_a_check_resets_them_then_the_rank_shares_with_nobody_until_all_are_loaded(ranks, call, result):
+    (owner, _, pages), (reader, *_) = ranks
+    slots = share(owner, pages, 1)
+    call(owner, "check_weights", action="checksum")
+    assert finds(reader, 1)
+    for linker in (owner, reader):
+        call(linker, "check_weights", result, action="reset_tensors")
+    pages.free(slots)
+    owner.reset()
+    slots = share(owner, pages, 2)
+    assert not finds(reader, 2)
+    for linker in (owner, reader):
+        call(linker, "update_weights_from_disk", flushes=True)
+    pages.free(slots)
+    owner.reset()
+    share(owner, pages, 3)
+    assert finds(reader, 3)
 
 
 @pytest.mark.parametrize("loader", LOADERS)

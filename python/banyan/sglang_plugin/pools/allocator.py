@@ -141,6 +141,12 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
             every_page = np.arange(1, self.num_pages + 1, dtype=np.int64)
             self.free_pages = self._withdraw(every_page, self.free_pages)
 
+    def free_page_ids(self, page_ids: torch.Tensor) -> None:
+        # Also within a group of frees: SGLang may have given the keys of these pages to others, which are offered ahead
+        # of its end, and a key that a page still has is no other page's.
+        if page_ids.numel():
+            self._release_page_ids(page_ids)
+
     def _release_page_ids(self, *page_ids: torch.Tensor) -> None:
         if self._cache is None:
             super()._release_page_ids(*page_ids)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What SGLang's scheduler calls: a request has come, an embedding forward begins, the cache is to be flushed."""
+"""What SGLang's scheduler calls: a request has come, its prefix is looked for, an embedding forward begins, the
+cache is to be flushed."""
 
 from __future__ import annotations
 
@@ -64,6 +65,18 @@ def _depends_on_more(scheduler: Any, req: Any) -> str | None:
 @functools.cache
 def _say_once(why: str) -> None:
     logger.warning("banyan: %s: such requests share nothing", why)
+
+
+def before_match(wrapper: Any, key: Any, req: Any, *args: Any, **kwargs: Any) -> None:
+    """A request's prefix is looked for, maybe again: what was found before is nothing to it. SGLang forgets that where
+    it loads or aborts, and not where it finds nothing or the rank's own tree has all."""
+    if not runtime.is_sharing():
+        return
+    wrapper.hit_markers.pop(req.rid, None)
+    # Policies that order by what is cached look at whole prompts: no further than when the request's turn comes, or
+    # each of the two looks is forgotten for the other, and reads are begun for pages that nobody is going to ask for.
+    most = req._compute_max_prefix_len(len(key.token_ids))
+    key.limit = most if key.limit is None else min(key.limit, most)
 
 
 def before_forward_batch_embedding(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang.srt.managers.schedule_policy import AddReqResult
+from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS, AddReqResult
 
 from banyan import faults
 from banyan.pacing.lockstep import MoveBudget
@@ -86,6 +86,8 @@ def around_can_schedule_lora_req(original: Callable[..., bool], scheduler: Any, 
 def _has_to_wait(req: Any) -> bool:
     if _is_awaited is None or not _is_awaited(requests.id_of(req)):
         return False
+    # SGLang leaves the slot of a state with a request that is passed over: models with states may ask no other nodes
+    # (``refusals.kinds``).
     # The threads that wait for answers need the interpreter, and nothing else may be running.
     time.sleep(0)
     return True
@@ -105,6 +107,9 @@ class WatchedAdder:
 
     can_run_list: list[Any]
     memory_budget: Any
+    rem_total_tokens: int
+    _num_held_tokens = 0
+    """In quarantine, and not counted on in this pass."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         global _newest
@@ -114,6 +119,7 @@ class WatchedAdder:
         if _lockstep is not None:
             self._moves = MoveBudget(_lockstep.most_moved_tokens())
             full, *windows = _lockstep.num_quarantined_tokens()
+            self._num_held_tokens = full
             self.memory_budget.total_offset += full
             self.memory_budget.current_offset += full
             if windows:
@@ -131,9 +137,24 @@ class WatchedAdder:
                 self._moves.take(req.host_loaded_length)
             if _has_begun is not None:
                 _has_begun(requests.id_of(req))
+        if verdict == AddReqResult.NO_TOKEN and self._num_held_tokens and self._is_short_of_held(req):
+            # Readers let go within milliseconds; SGLang would add nobody until a running request has ended.
+            return AddReqResult.OTHER
         return verdict
 
     add_one_req = runtime.STOPWATCH.wrap("prefill.add_one_req", _add_one_req)
+
+    def _is_short_of_held(self, req: Any) -> bool:
+        """Whether it, or the next one, lacks no more than what readers hold."""
+        needed_tokens = 0
+        if not self._was_added(req):
+            most_new = min(req.sampling_params.max_new_tokens - len(req.output_ids), CLIP_MAX_NEW_TOKENS)
+            needed_tokens = len(req.full_untruncated_fill_ids) - req.prefix_len + max(most_new, 0)
+        return needed_tokens - self.rem_total_tokens < self._num_held_tokens
+
+    def preempt_to_schedule(self, req: Any) -> bool:
+        """Nobody is thrown out for a request that would not take the place."""
+        return not _has_to_wait(req) and super().preempt_to_schedule(req)  # type: ignore[misc]
 
     def _was_added(self, req: Any) -> bool:
         return bool(self.can_run_list) and self.can_run_list[-1] is req

@@ -3,8 +3,8 @@
 
 Invariants
   1. No page that was computed with other weights than a namespace names is published in it.
-  2. A rank whose last update failed shares with nobody until one from disk has loaded all weights: nobody knows what it
-     computes with.
+  2. A rank whose last update failed, or whose weights /weights_checker has reset, shares with nobody until an update
+     from disk has loaded all of them: nobody knows what it computes with.
   3. Where pages leave the server or outlive it, changed weights are named by their bytes as soon as a change is
      complete, and other servers with equal ones share them. Until then their name is this server's.
 
@@ -22,6 +22,7 @@ from typing import Any
 
 from sglang.srt.managers.io_struct import (
     BeginWeightUpdateReqInput,
+    CheckWeightsReqInput,
     EndWeightUpdateReqInput,
     UpdateWeightFromDiskReqInput,
     UpdateWeightsFromDistributedReqInput,
@@ -49,11 +50,12 @@ def before_flush_after_weight_update(updater: Any, command: Any, success: bool, 
     if success:
         linker.installed().weights_changed()
     else:
-        _stand_apart("not all of them were loaded")
+        _stand_apart("an update has not loaded all of them")
 
 
 def around_command(original: Callable[..., Any], updater: Any, command: Any) -> Any:
-    """A command that changes the weights: a loader, or a session of updates that begins or ends."""
+    """A command that changes the weights: a loader, a session of updates that begins or ends, or a check that resets
+    them."""
     if not runtime.is_sharing():
         return original(updater, command)
     result = _carry_out(original, updater, command)
@@ -71,6 +73,12 @@ def _name_weights(updater: Any, is_whole: bool) -> None:
 
 
 def _carry_out(original: Callable[..., Any], updater: Any, command: Any) -> Any:
+    if isinstance(command, CheckWeightsReqInput):
+        result = original(updater, command)
+        if command.action == "reset_tensors":
+            # Also where it has failed: half of them may be noise.
+            _stand_apart("/weights_checker has reset them")
+        return result
     if isinstance(command, BeginWeightUpdateReqInput | EndWeightUpdateReqInput):
         result = original(updater, command)
         if result.success:
@@ -95,12 +103,12 @@ def _load(original: Callable[..., Any], updater: Any, command: Any) -> Any:
         # It has not flushed, nor asked whether to: the weights are others all the same.
         rank.weights_changed()
     elif rank.is_being_updated or not isinstance(command, _WITHIN_A_SESSION):
-        _stand_apart(result.message)
+        _stand_apart(f"an update has failed: {result.message}")
     return result
 
 
 def _stand_apart(reason: str) -> None:
     logger.error(
-        "banyan: a weights update failed (%s): this rank shares no pages until an update from disk succeeds", reason
+        "banyan: nobody knows the weights (%s): this rank shares no pages until an update from disk succeeds", reason
     )
     linker.installed().stand_apart()

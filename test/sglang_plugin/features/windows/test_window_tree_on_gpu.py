@@ -61,7 +61,10 @@ class Tree:
             self.rank.enqueue_write(self.rank.forward, part, slots, None)
         with self.rank.on(self.rank.schedule):
             self.rank.allocator.set_full_to_swa_mapping(full, window)
+            # As SGLang does with what a forward has computed.
+            self.rank.allocator.free_group_begin()
             self.cache.insert(InsertParams(key=RadixKey(array("q", tokens)), value=full))
+            self.rank.allocator.free_group_end()
         return full, window
 
     def evict(self, params=EVERYTHING):
