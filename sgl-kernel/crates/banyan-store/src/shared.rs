@@ -126,8 +126,9 @@ impl Shared {
         }
     }
 
-    pub fn reads_elsewhere(&self) -> usize {
-        self.traffic.as_ref().map_or(0, Traffic::reads_elsewhere)
+    pub fn reads_elsewhere(&self, belief: Duration) -> usize {
+        let traffic = self.traffic.as_ref();
+        traffic.map_or(0, |traffic| traffic.reads_elsewhere(belief))
     }
 
     pub fn claim(&self, namespace: &Namespace, key: &Key) -> Claim {

@@ -6,7 +6,7 @@
 //!   full takes their place away. Processes that do not see the same /dev/shm do not see each other's words.
 //! * Whoever leaves last takes the file away.
 //! * A row belongs to whoever holds the file lock on its byte; the kernel lets go of it with the process. What a row says counts only
-//!   while it is locked, so a killed reader stops nobody.
+//!   while it is locked and was said a moment ago, so neither a killed reader nor a stopped one stops anybody.
 //! * The words are hints about time and double work. None of them decides whether bytes are right.
 
 use std::fs;
@@ -27,7 +27,7 @@ use crate::locks::{Lock, Mode, lock_within, try_lock};
 use crate::owned::Way;
 
 const FOLDER: &str = "/dev/shm";
-const MAGIC: u64 = u64::from_le_bytes(*b"BNYNTRF1");
+const MAGIC: u64 = u64::from_le_bytes(*b"BNYNTRF2");
 /// Who comes and who leaves has the file's lock for microseconds.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 /// Most processes that may use a store on one node at once.
@@ -84,22 +84,30 @@ impl Traffic {
         self.memory.mapping().words(at, count)
     }
 
-    fn reading(&self, row: usize) -> &AtomicU64 {
-        &self.words(ROWS_AT + row * ROW_WORDS * 8, 1)[0]
+    /// How many reads, and when that was said.
+    fn reading(&self, row: usize) -> (&AtomicU64, &AtomicU64) {
+        let words = self.words(ROWS_AT + row * ROW_WORDS * 8, 2);
+        (&words[0], &words[1])
     }
 
-    /// How many reads this process has in flight.
+    /// How many reads this process has in flight. It is believed for a while: say it again.
     pub fn set_reading(&self, count: usize) {
-        self.reading(self.row).store(count as u64, Ordering::SeqCst);
+        let (reads, said_ms) = self.reading(self.row);
+        said_ms.store(machine_ms(), Ordering::SeqCst);
+        reads.store(count as u64, Ordering::SeqCst);
     }
 
-    /// Reads that other living processes have in flight.
-    pub fn reads_elsewhere(&self) -> usize {
+    /// Reads that other living processes have in flight, as they have said within the time of `belief`.
+    pub fn reads_elsewhere(&self, belief: Duration) -> usize {
+        let oldest_ms = machine_ms().saturating_sub(belief.as_millis() as u64);
         let others = (0..NUM_ROWS).filter(|row| *row != self.row);
-        let reads = others.map(|row| match self.reading(row).load(Ordering::SeqCst) {
-            0 => 0,
-            count if self.is_live(row) => count as usize,
-            _ => 0,
+        let reads = others.map(|row| {
+            let (reads, said_ms) = self.reading(row);
+            match reads.load(Ordering::SeqCst) {
+                0 => 0,
+                _ if said_ms.load(Ordering::SeqCst) < oldest_ms || !self.is_live(row) => 0,
+                count => count as usize,
+            }
         });
         reads.sum()
     }
@@ -203,7 +211,18 @@ fn path_of(directory: &Path) -> Result<PathBuf> {
     // SAFETY: it has no arguments and cannot fail.
     let user = unsafe { libc::geteuid() };
     let number = XxHash3_64::oneshot(&name);
-    Ok(Path::new(FOLDER).join(format!("banyan-traffic-1-{user}-{number:016x}")))
+    Ok(Path::new(FOLDER).join(format!("banyan-traffic-2-{user}-{number:016x}")))
+}
+
+/// Of a clock that all processes of the machine share.
+fn machine_ms() -> u64 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: a system call that fills `now`; this clock is always there.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
 /// The lock of the file that has this name, and not of one that has just lost it.
@@ -290,9 +309,11 @@ mod tests {
         let ours = Traffic::open(&scratch.path("")).unwrap();
         let other = Traffic::open(&scratch.path("")).unwrap();
         other.set_reading(3);
-        assert_eq!((ours.reads_elsewhere(), other.reads_elsewhere()), (3, 0));
+        let belief = Duration::from_secs(60);
+        assert_eq!(ours.reads_elsewhere(belief), 3);
+        assert_eq!(other.reads_elsewhere(belief), 0);
         drop(other);
-        assert_eq!(ours.reads_elsewhere(), 0);
+        assert_eq!(ours.reads_elsewhere(belief), 0);
     }
 
     #[test]
