@@ -61,7 +61,11 @@ impl UringDevice {
     /// Fails where the kernel has no io_uring, or forbids it.
     pub fn open() -> io::Result<Self> {
         let mut quiet = IoUring::builder();
-        quiet.setup_single_issuer().setup_defer_taskrun();
+        // Without the flag a reap that does not wait sees nothing end: it does not know that there is something to enter the kernel for.
+        quiet
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_taskrun_flag();
         let ring = quiet.build(ENTRIES).or_else(|_| IoUring::new(ENTRIES))?;
         ring.submitter().register_files_sparse(MAX_FILES)?;
         // Without room to register memory, operations name it each time.
@@ -390,6 +394,15 @@ mod tests {
         device.queue();
         device.listen();
         reap_all(&mut device, count, Duration::from_millis(100));
+    }
+
+    #[test]
+    fn reap_when_it_does_not_wait_then_sees_what_has_ended() {
+        let Some(mut device) = with_syncs(1) else {
+            return;
+        };
+        device.submit().unwrap();
+        reap_all(&mut device, 1, Duration::ZERO);
     }
 
     /// From now on the kernel refuses this thread `io_uring_enter` with `errno`.
