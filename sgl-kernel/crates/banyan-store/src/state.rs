@@ -343,6 +343,16 @@ impl State {
         num_cleared
     }
 
+    /// The namespace has changed: the own record at a place is found again if it is of the new one, and else not.
+    pub fn rejoin(&mut self, place: &Place) {
+        if let Some(own) = &mut self.own
+            && let Some(record) = own.places.rejoin(*place, &self.namespace)
+        {
+            let hit = Hit::of(&record, own.index, *place);
+            self.catalog.publish(hit, record.parent);
+        }
+    }
+
     /// What waits for its retire entry. It counts as unsettled until the writer tells how far it is.
     pub fn take_retired(&mut self) -> Vec<(Place, Record)> {
         let Some(own) = &mut self.own else {
