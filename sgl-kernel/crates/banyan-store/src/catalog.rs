@@ -251,10 +251,7 @@ impl Catalog {
 
     /// Nothing can be found any more. Shelves keep their positions.
     pub fn clear(&mut self) {
-        for node in &self.by_key {
-            let hit = self.nodes[*node as usize].hit;
-            self.moves.note(hit.shelf, hit.key);
-        }
+        self.note_all();
         self.nodes.clear();
         self.vacant.clear();
         self.by_key.clear();

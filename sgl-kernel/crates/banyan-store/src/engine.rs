@@ -54,7 +54,8 @@ pub struct Engine {
     bounces: BufferPool,
     /// Kept mapped: the device goes on to use its addresses.
     known_memory: Vec<Arc<SharedMemory>>,
-    /// How long it may sleep while there is work: often enough for the clock to see that it comes round.
+    stall_after: Duration,
+    /// How long it may sleep while there is work: often enough for the clock, and others, to see that it comes round.
     nap: Duration,
 }
 
@@ -119,6 +120,7 @@ impl Engine {
             transfers: Vec::new(),
             num_in_flight: 0,
             known_memory: Vec::new(),
+            stall_after,
             nap: BUSY.min(stall_after / 4),
         }
     }
@@ -129,6 +131,7 @@ impl Engine {
         loop {
             self.shared.watch.lock().turn();
             let is_closing = self.take_inbox();
+            self.tell_reads();
             self.start_reads();
             self.with_writer(|writer, around| writer.step(around));
             if is_closing && self.is_quiet() {
@@ -215,7 +218,6 @@ impl Engine {
     fn add_read(&mut self, job: ReadJob) {
         self.know(&job.memory);
         occupy(&mut self.jobs, job);
-        self.tell_reads();
     }
 
     /// Memory is registered when it is announced or first read into, and stays so: an arena lives as long as its server.
@@ -232,9 +234,11 @@ impl Engine {
         self.jobs.iter().flatten().count()
     }
 
+    /// Nobody else waits for reads that the drive does not answer.
     fn tell_reads(&self) {
         if let Some(traffic) = &self.shared.traffic {
-            traffic.set_reading(self.num_reads());
+            let jobs = self.jobs.iter().flatten();
+            traffic.set_reading(jobs.filter(|job| !job.ticket.is_late()).count());
         }
     }
 
@@ -263,7 +267,7 @@ impl Engine {
         Load {
             reads_here: self.num_reads(),
             reads_elsewhere: if has_work {
-                self.shared.reads_elsewhere()
+                self.shared.reads_elsewhere(self.stall_after)
             } else {
                 0
             },
@@ -298,7 +302,7 @@ impl Engine {
         }
         if self.shared.lock().is_drained() {
             IDLE
-        } else if self.shared.reads_elsewhere() > 0 {
+        } else if self.shared.reads_elsewhere(self.stall_after) > 0 {
             YIELD
         } else {
             self.nap

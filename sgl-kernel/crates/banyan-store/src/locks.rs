@@ -4,7 +4,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::thread;
@@ -21,6 +21,10 @@ const AGAIN: Duration = Duration::from_millis(10);
 pub struct Lock(File);
 
 impl Lock {
+    pub fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
     /// Whether the file that was locked has this name still.
     pub fn is_of(&self, path: &Path) -> bool {
         let named = fs::symlink_metadata(path).map(|file| (file.dev(), file.ino()));

@@ -214,22 +214,16 @@ pub fn replace(
 ) -> Result<(File, u64)> {
     let unnamed = directory.join(UNNAMED);
     let file = owned::open(&unnamed, Way::Create).doing("create", &unnamed)?;
-    file.set_len(0).doing("empty", &unnamed)?;
-    let mut out = BufWriter::with_capacity(1 << 20, &file);
-    let mut len = BLOCK_BYTES as u64;
-    out.write_all(&header.encode(FileKind::Manifest))
-        .doing("write", &unnamed)?;
-    for entry in entries {
-        let mut bytes = [0; ENTRY_BYTES];
-        entry.encode(header.number, &mut bytes);
-        out.write_all(&bytes).doing("write", &unnamed)?;
-        len += ENTRY_BYTES as u64;
-    }
-    out.flush().doing("write", &unnamed)?;
-    drop(out);
-    file.sync_all().doing("sync", &unnamed)?;
     let named = directory.join(format!("manifest-{}", header.number));
-    fs::rename(&unnamed, &named).doing("rename", &unnamed)?;
+    let written = write(&file, &unnamed, header, entries).and_then(|len| {
+        fs::rename(&unnamed, &named).doing("rename", &unnamed)?;
+        Ok(len)
+    });
+    if written.is_err() {
+        // What it takes may be what others lack.
+        drop(fs::remove_file(&unnamed));
+    }
+    let len = written?;
     sync_directory(directory)?;
     for other in manifests(directory)? {
         if other != named {
@@ -237,6 +231,29 @@ pub fn replace(
         }
     }
     Ok((file, len))
+}
+
+fn write(
+    file: &File,
+    unnamed: &Path,
+    header: &FileHeader,
+    entries: impl Iterator<Item = Entry>,
+) -> Result<u64> {
+    file.set_len(0).doing("empty", unnamed)?;
+    let mut out = BufWriter::with_capacity(1 << 20, file);
+    let mut len = BLOCK_BYTES as u64;
+    out.write_all(&header.encode(FileKind::Manifest))
+        .doing("write", unnamed)?;
+    for entry in entries {
+        let mut bytes = [0; ENTRY_BYTES];
+        entry.encode(header.number, &mut bytes);
+        out.write_all(&bytes).doing("write", unnamed)?;
+        len += ENTRY_BYTES as u64;
+    }
+    out.flush().doing("write", unnamed)?;
+    drop(out);
+    file.sync_all().doing("sync", unnamed)?;
+    Ok(len)
 }
 
 #[cfg(test)]
@@ -333,6 +350,15 @@ mod tests {
             2
         );
         assert_eq!(manifests(&directory).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn manifest_when_it_cannot_be_written_then_its_space_comes_back() {
+        let scratch = Scratch::new();
+        let directory = scratch.path("");
+        fs::create_dir(directory.join("manifest-1")).unwrap();
+        replace(&directory, &header(1), std::iter::empty()).unwrap_err();
+        assert!(!directory.join(UNNAMED).exists());
     }
 
     #[test]

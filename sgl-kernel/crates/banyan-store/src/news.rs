@@ -126,7 +126,7 @@ impl News {
             }
             let mut entries = Vec::new();
             follower.read(Log::Whole, |entry| entries.push(entry))?;
-            apply(&mut self.shared.lock(), shelf, entries);
+            apply(&self.shared, shelf, &entries);
             return Ok(());
         }
         if matches!(self.followers.get(&shelf), Some(Followed::Foreign)) {
@@ -155,19 +155,17 @@ impl News {
     }
 }
 
-fn apply(state: &mut State, shelf: ShelfId, entries: Vec<Entry>) {
-    let Some(index) = state.catalog.shelf_index(shelf) else {
+fn apply(shared: &Shared, shelf: ShelfId, entries: &[Entry]) {
+    let Some(index) = shared.lock().catalog.shelf_index(shelf) else {
         return;
     };
-    for entry in entries {
-        match entry.kind {
-            Kind::Publish => publish(state, index, &entry),
-            Kind::Retire => {
-                let generation = entry.record.identity.generation;
-                state.catalog.retire(index, entry.place, generation);
-            }
+    shared.in_slices(entries, |state, entry| match entry.kind {
+        Kind::Publish => publish(state, index, entry),
+        Kind::Retire => {
+            let generation = entry.record.identity.generation;
+            state.catalog.retire(index, entry.place, generation);
         }
-    }
+    });
 }
 
 /// What a whole manifest says takes the place of what was known of its shelf, bit by bit: on the way a page is missed, or found where it
@@ -203,9 +201,33 @@ mod tests {
     use super::*;
     use crate::directory::Stripe;
     use crate::format::{FileHeader, Identity, NO_PARENT, Record};
-    use crate::geometry::Geometry;
+    use crate::geometry::{Geometry, Segmenting};
     use crate::manifest;
-    use crate::testing::Scratch;
+    use crate::testing::{MANY, Scratch, is_seen_half_done, record};
+
+    #[test]
+    fn entries_when_there_are_many_then_others_have_the_lock_in_between() {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let geometry = Arc::new(Geometry::new(&[4096]).unwrap());
+        let mut state = State::new([1; 4]);
+        let segmenting = Segmenting {
+            places_per_segment: MANY as u32,
+            record_bytes: geometry.record_bytes(),
+        };
+        state.catalog.add_shelf(7, segmenting);
+        let shared = Shared::new(stripe, geometry, None, state, None);
+        let entries: Vec<Entry> = (0..MANY as u32)
+            .map(|place| Entry {
+                sequence: place.into(),
+                kind: Kind::Publish,
+                place,
+                record: record(place.into()),
+            })
+            .collect();
+        assert!(is_seen_half_done(&shared, || apply(&shared, 7, &entries)));
+        assert_eq!(shared.lock().catalog.num_records(), MANY);
+    }
 
     #[test]
     fn records_of_others_when_the_namespace_changes_and_back_between_two_looks_then_found_again() {

@@ -9,7 +9,7 @@
 //!
 //! States: absent -> free -> writing -> live or stale -> retired -> free; writing -> free when nothing was published.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use hashbrown::HashMap;
 
@@ -44,7 +44,7 @@ pub struct Places {
     owners: Vec<Owner>,
     used: Used,
     free: VecDeque<Place>,
-    stale: VecDeque<Place>,
+    stale: BTreeSet<Place>,
     retired: Vec<(Place, Record)>,
     policy: Lru,
     held: HashMap<Place, u32, KeyHash>,
@@ -152,7 +152,7 @@ impl Places {
             }
             Standing::Stale => {
                 self.states[place as usize] = State::Stale;
-                self.stale.push_back(place);
+                self.stale.insert(place);
             }
         }
     }
@@ -194,7 +194,9 @@ impl Places {
             State::Live => {
                 self.policy.remove(place, self.owners[place as usize]);
             }
-            State::Stale => self.stale.retain(|other| *other != place),
+            State::Stale => {
+                self.stale.remove(&place);
+            }
             _ => return None,
         }
         self.unsettle(place, record);
@@ -233,17 +235,14 @@ impl Places {
         stays: &dyn Fn(&Record) -> bool,
     ) -> Option<(Place, Record)> {
         let held = &self.held;
-        let position = self
-            .stale
-            .iter()
-            .position(|place| !held.contains_key(place));
+        let stale = self.stale.iter().find(|place| !held.contains_key(*place));
         let records = &self.records;
         let mut judge = |place: Place| match &records[place as usize] {
             Some(record) if !held.contains_key(&place) && !stays(record) => Verdict::Goes,
             _ => Verdict::Stays,
         };
-        let place = match position {
-            Some(position) => self.stale.remove(position),
+        let place = match stale.copied() {
+            Some(place) => self.stale.take(&place),
             None => self.policy.evict(may_go, &mut judge),
         }?;
         let record = self.records[place as usize]?;
@@ -251,32 +250,25 @@ impl Places {
         Some((place, record))
     }
 
-    /// Everything published goes on as stale: the namespace has changed.
-    pub fn make_all_stale(&mut self) {
-        for place in 0..self.states.len() as Place {
-            if self.state(place) == State::Live {
-                self.policy.remove(place, self.owners[place as usize]);
+    /// The namespace has changed: what is published at this place is stale, or of this one, then live and returned.
+    pub fn rejoin(&mut self, place: Place, namespace: &Namespace) -> Option<Record> {
+        let record = self.records[place as usize]?;
+        let owner = self.owners[place as usize];
+        let is_of = record.identity.namespace == *namespace;
+        match (self.state(place), is_of) {
+            (State::Live, false) => {
+                self.policy.remove(place, owner);
                 self.states[place as usize] = State::Stale;
-                self.stale.push_back(place);
+                self.stale.insert(place);
             }
-        }
-    }
-
-    /// The namespace has changed to one that some stale records have: they are live again, and returned.
-    pub fn rejoin(&mut self, namespace: &Namespace) -> Vec<(Place, Record)> {
-        let stale = std::mem::take(&mut self.stale);
-        let mut joined = Vec::new();
-        for place in stale {
-            match self.records[place as usize] {
-                Some(record) if record.identity.namespace == *namespace => {
-                    self.states[place as usize] = State::Live;
-                    self.policy.insert(place, self.owners[place as usize]);
-                    joined.push((place, record));
-                }
-                _ => self.stale.push_back(place),
+            (State::Stale, true) => {
+                self.stale.remove(&place);
+                self.states[place as usize] = State::Live;
+                self.policy.insert(place, owner);
             }
+            _ => {}
         }
-        joined
+        is_of.then_some(record)
     }
 
     /// What waits for its retire entry; the caller writes them and then calls `cooled`.
@@ -323,19 +315,7 @@ impl Places {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{Identity, NO_PARENT};
-
-    fn record(number: u64) -> Record {
-        Record {
-            identity: Identity {
-                key: [number, 0, 0, 1],
-                namespace: [1; 4],
-                generation: number,
-            },
-            parent: NO_PARENT,
-            checksum: number,
-        }
-    }
+    use crate::testing::record;
 
     /// Places 0 to 3, of which the first two are live.
     fn places() -> Places {
@@ -346,6 +326,12 @@ mod tests {
             places.publish(place, record(number), Standing::Live);
         }
         places
+    }
+
+    fn rejoin(places: &mut Places, namespace: u64) -> usize {
+        let all = 0..places.end();
+        all.filter_map(|place| places.rejoin(place, &[namespace; 4]))
+            .count()
     }
 
     const ANYBODY: &dyn Fn(Owner) -> bool = &|_| true;
@@ -395,10 +381,9 @@ mod tests {
     #[test]
     fn stale_records_when_evicting_then_they_go_first() {
         let mut places = places();
-        places.make_all_stale();
-        assert!(places.rejoin(&[9; 4]).is_empty());
-        assert_eq!(places.rejoin(&[1; 4]).len(), 2);
-        places.make_all_stale();
+        assert_eq!(rejoin(&mut places, 9), 0);
+        assert_eq!(rejoin(&mut places, 1), 2);
+        assert_eq!(rejoin(&mut places, 9), 0);
         let place = places.take_free(Owner::NOBODY).unwrap();
         places.publish(place, record(3), Standing::Live);
         assert_eq!(places.evict(ANYBODY, NOTHING_STAYS).unwrap().0, 0);
@@ -418,7 +403,7 @@ mod tests {
     #[test]
     fn records_when_all_are_retired_then_none_is_left_and_every_place_is_free_once_cooled() {
         let mut places = places();
-        places.make_all_stale();
+        rejoin(&mut places, 9);
         let place = places.take_free(Owner::NOBODY).unwrap();
         places.publish(place, record(3), Standing::Live);
         let writing = places.take_free(Owner::NOBODY).unwrap();
@@ -451,8 +436,8 @@ mod tests {
         assert_eq!(places.evict(&may_go, NOTHING_STAYS).unwrap().0, 0);
         assert!(places.evict(&may_go, NOTHING_STAYS).is_none());
         assert_eq!(used(&places), [1, 1, 0]);
-        places.make_all_stale();
-        places.rejoin(&[1; 4]);
+        rejoin(&mut places, 9);
+        rejoin(&mut places, 1);
         places.retire(place, 3).unwrap();
         assert_eq!(used(&places), [1, 0, 0]);
         assert_eq!(places.retire_all(), 1);

@@ -186,7 +186,7 @@ impl ReadJob {
     pub fn fail(&mut self, page: usize, reason: Reason) {
         if self.pages[page].failed.is_none() {
             self.pages[page].failed = Some(reason);
-            self.ticket.fail(page, reason);
+            self.ticket.fail([page], reason);
         }
     }
 
@@ -329,12 +329,12 @@ impl ReadJob {
             .failed
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        for (page, reason) in failed.iter_mut() {
-            let hit = &self.pages[*page].hit;
-            if !is_still_there(hit) {
+        for (page, failed) in self.pages.iter().zip(failed.iter_mut()) {
+            let Some(reason) = failed else { continue };
+            if !is_still_there(&page.hit) {
                 *reason = Reason::Gone;
             } else if !matches!(*reason, Reason::Refused | Reason::Late) {
-                damaged.push(*hit);
+                damaged.push(page.hit);
             }
         }
         damaged
@@ -540,6 +540,23 @@ mod tests {
         assert_eq!(job.plan_next(), None);
         assert!(job.is_over());
         assert_eq!(job.ticket.progress.num_done(), 2);
+    }
+
+    #[test]
+    fn pages_when_very_many_fail_one_by_one_then_each_is_named_once_and_nothing_is_looked_through()
+    {
+        let num_pages = 1 << 18;
+        let mut job = job(num_pages);
+        for page in (0..num_pages as usize).rev() {
+            job.fail(page, Reason::Io);
+        }
+        job.ticket.be_late();
+        let failed = job.ticket.failed();
+        assert!(
+            failed
+                .into_iter()
+                .eq((0..num_pages as usize).map(|page| (page, Reason::Io)))
+        );
     }
 
     #[test]

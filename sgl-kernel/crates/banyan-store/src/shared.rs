@@ -12,7 +12,7 @@ use std::time::Duration;
 use banyan_shm::frame::Key;
 use banyan_shm::memory::SharedMemory;
 
-use crate::catalog::{Hit, ShelfIndex};
+use crate::catalog::ShelfIndex;
 use crate::clock::Watch;
 use crate::device::Wake;
 use crate::directory::{ShelfId, Stripe};
@@ -126,8 +126,9 @@ impl Shared {
         }
     }
 
-    pub fn reads_elsewhere(&self) -> usize {
-        self.traffic.as_ref().map_or(0, Traffic::reads_elsewhere)
+    pub fn reads_elsewhere(&self, belief: Duration) -> usize {
+        let traffic = self.traffic.as_ref();
+        traffic.map_or(0, |traffic| traffic.reads_elsewhere(belief))
     }
 
     pub fn claim(&self, namespace: &Namespace, key: &Key) -> Claim {
@@ -220,27 +221,22 @@ impl Shared {
 
     /// Forgets everything of the old namespace. What others have of the new one is found when it has been looked for.
     pub fn change_namespace(&self, namespace: Namespace) {
-        let lost = {
-            let mut guard = self.lock();
-            let state = &mut *guard;
+        let (lost, end) = {
+            let mut state = self.lock();
             state.namespace = namespace;
             state.catalog.clear();
             state.counters.invalidations += 1;
-            if let Some(own) = &mut state.own {
-                // Its header is to name the namespace, so that the next owner finds its shelf.
-                state.wants_manifest = true;
-                own.places.make_all_stale();
-                for (place, record) in own.places.rejoin(&namespace) {
-                    let hit = Hit::of(&record, own.index, place);
-                    state.catalog.publish(hit, record.parent);
-                }
-            }
-            state.fail_queue()
+            // The header of its own shelf is to name the namespace, so that the next owner finds it.
+            state.wants_manifest |= state.own.is_some();
+            let end = state.own.as_ref().map_or(0, |own| own.places.end());
+            (state.fail_queue(), end)
         };
         for page in lost {
             self.release_claim(&page.namespace, &page.key);
         }
         self.wake();
+        let places: Vec<Place> = (0..end).collect();
+        self.in_slices(&places, State::rejoin);
     }
 
     // ---- reads that are over -----------------------------------------------------------------------------------
@@ -302,4 +298,41 @@ impl Shared {
 pub enum Ended {
     InTime,
     Early,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalog::Hit;
+    use crate::geometry::Segmenting;
+    use crate::places::{Places, Standing};
+    use crate::state::Own;
+    use crate::testing::{MANY, Scratch, is_seen_half_done, record};
+
+    #[test]
+    fn namespace_when_it_is_that_of_many_records_again_then_others_have_the_lock_in_between() {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let geometry = Arc::new(Geometry::new(&[4096]).unwrap());
+        let mut state = State::new([1; 4]);
+        let segmenting = Segmenting {
+            places_per_segment: MANY as u32,
+            record_bytes: geometry.record_bytes(),
+        };
+        let index = state.catalog.add_shelf(7, segmenting);
+        let mut places = Places::default();
+        for place in 0..MANY as u32 {
+            let record = record(place.into());
+            places.restore(place, record, Standing::Live);
+            let hit = Hit::of(&record, index, place);
+            assert!(state.catalog.publish(hit, record.parent));
+        }
+        state.own = Some(Own { index, places });
+        let shared = Shared::new(stripe, geometry, None, state, Some(7));
+        shared.change_namespace([2; 4]);
+        assert_eq!(shared.lock().catalog.num_records(), 0);
+        let back = || shared.change_namespace([1; 4]);
+        assert!(is_seen_half_done(&shared, back));
+        assert_eq!(shared.lock().catalog.num_records(), MANY);
+    }
 }

@@ -66,6 +66,8 @@ pub struct Backlog {
     pub pending: HashSet<Key, KeyHash>,
     /// How many pending pages wait for each parent: it must not be evicted before they are stored.
     pub awaited: HashMap<Key, u32, KeyHash>,
+    /// Pending ones that a clear has overtaken: whatever comes of them, they are not stored.
+    pub cleared: HashSet<Key, KeyHash>,
 }
 
 impl Backlog {
@@ -78,6 +80,7 @@ impl Backlog {
     /// The page's frame is its owner's again.
     pub fn settle(&mut self, key: &Key, parent: &Key) {
         self.pending.remove(key);
+        self.cleared.remove(key);
         if let Some(count) = self.awaited.get_mut(parent) {
             *count -= 1;
             if *count == 0 {
@@ -331,12 +334,23 @@ impl State {
     /// Withdraws every own record, whatever stands behind it; how many. A new manifest takes them all at once.
     pub fn clear(&mut self) -> usize {
         let Some(own) = &mut self.own else { return 0 };
+        self.backlog.cleared.clone_from(&self.backlog.pending);
         let num_cleared = own.places.retire_all();
         self.catalog.retire_where(own.index, |_| true);
         self.wants_manifest |= own.places.num_retired() > 0;
         self.has_untold_clear |= num_cleared > 0;
         self.counters.cleared_pages += num_cleared as u64;
         num_cleared
+    }
+
+    /// The namespace has changed: the own record at a place is found again if it is of the new one, and else not.
+    pub fn rejoin(&mut self, place: &Place) {
+        if let Some(own) = &mut self.own
+            && let Some(record) = own.places.rejoin(*place, &self.namespace)
+        {
+            let hit = Hit::of(&record, own.index, *place);
+            self.catalog.publish(hit, record.parent);
+        }
     }
 
     /// What waits for its retire entry. It counts as unsettled until the writer tells how far it is.

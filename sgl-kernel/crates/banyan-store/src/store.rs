@@ -62,7 +62,7 @@ impl Store {
     pub fn open(options: &Options) -> Result<Self> {
         let geometry = Arc::new(Geometry::new(&options.layer_bytes)?);
         let stripe = Stripe::open_or_create(&options.paths)?;
-        let traffic = Traffic::open(stripe.first())?;
+        let traffic = Traffic::open_unless_taken(stripe.first())?;
         let record_bytes = geometry.record_bytes();
         let segment_places = places_per_segment(
             options.limits.quota_bytes,
@@ -79,7 +79,7 @@ impl Store {
         let opened = open_own(&stripe, &wanted, &mut state)?;
         let shelf = opened.header.shelf;
         let is_direct = takes_direct(&stripe.shelf(shelf, 0));
-        let shared = Shared::new(stripe, geometry, Some(traffic), state, Some(shelf));
+        let shared = Shared::new(stripe, geometry, traffic, state, Some(shelf));
         let shared = Arc::new(shared);
         let (threads, engine) = starting::start(&shared, opened, options)?;
         let way = if is_direct {

@@ -1,14 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What several tests need.
 
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
 use std::time::{Duration, SystemTime};
+
+use crate::format::{Identity, NO_PARENT, Record};
+use crate::shared::{SLICE, Shared};
 
 /// A directory of this test's own, removed at the end.
 pub struct Scratch(PathBuf);
+
+/// A first page of namespace 1.
+pub fn record(number: u64) -> Record {
+    Record {
+        identity: Identity {
+            key: [number, 0, 0, 1],
+            namespace: [1; 4],
+            generation: number,
+        },
+        parent: NO_PARENT,
+        checksum: number,
+    }
+}
+
+/// Records whose work is done in many slices.
+pub const MANY: usize = 16 * SLICE;
+
+/// Whether somebody else can have the lock while the work changes how many records there are.
+pub fn is_seen_half_done(shared: &Shared, work: impl FnOnce() + Send) -> bool {
+    let num_records = || shared.lock().catalog.num_records();
+    let before = num_records();
+    thread::scope(|scope| {
+        let working = scope.spawn(work);
+        let mut seen = BTreeSet::from([before]);
+        while !working.is_finished() {
+            seen.insert(num_records());
+        }
+        seen.insert(num_records());
+        seen.len() > 2
+    })
+}
 
 impl Scratch {
     pub fn new() -> Self {

@@ -4,13 +4,14 @@
 //! Invariants
 //! * They lie on tmpfs, under a name that the store's first directory gives: no look at them waits for a drive, and no drive that is
 //!   full takes their place away. Processes that do not see the same /dev/shm do not see each other's words.
-//! * Whoever leaves last takes the file away.
+//! * Whoever leaves last takes the file away. What killed processes have left, whoever opens any store.
 //! * A row belongs to whoever holds the file lock on its byte; the kernel lets go of it with the process. What a row says counts only
-//!   while it is locked, so a killed reader stops nobody.
+//!   while it is locked and was said a moment ago, so neither a killed reader nor a stopped one stops anybody.
 //! * The words are hints about time and double work. None of them decides whether bytes are right.
 
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::os::fd::RawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,8 @@ use crate::locks::{Lock, Mode, lock_within, try_lock};
 use crate::owned::Way;
 
 const FOLDER: &str = "/dev/shm";
-const MAGIC: u64 = u64::from_le_bytes(*b"BNYNTRF1");
+const PREFIX: &str = "banyan-traffic-";
+const MAGIC: u64 = u64::from_le_bytes(*b"BNYNTRF2");
 /// Who comes and who leaves has the file's lock for microseconds.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 /// Most processes that may use a store on one node at once.
@@ -55,14 +57,31 @@ pub struct Traffic {
 }
 
 impl Traffic {
+    /// As `open`; nothing, and a line, where another user has the name.
+    pub fn open_unless_taken(directory: &Path) -> Result<Option<Self>> {
+        match Self::open(directory) {
+            Err(error) if is_anothers(&path_of(directory)?) => {
+                banyan_shm::say!(
+                    "banyan: {error}: remove it. Until the next start the store waits for no other process's reads, and learns late of \
+                     what others store"
+                );
+                Ok(None)
+            }
+            opened => opened.map(Some),
+        }
+    }
+
     /// Of the store whose first directory this is.
     pub fn open(directory: &Path) -> Result<Self> {
         let path = path_of(directory)?;
+        remove_left();
         let _coming = lock_named(&path)?;
         let memory = SharedMemory::share(&path, FILE_BYTES).map_err(|error| {
             StoreError::Invalid(format!("{error}: a store needs a tmpfs at {FOLDER}"))
         })?;
-        let Some(row) = (0..NUM_ROWS).find(|row| lock_row(memory.fd(), *row).is_ok()) else {
+        let Some(row) =
+            (0..NUM_ROWS).find(|row| set_lock(memory.fd(), *row, libc::F_WRLCK).is_ok())
+        else {
             return invalid!(
                 "{NUM_ROWS} processes use the store at {} already, no more can",
                 directory.display()
@@ -84,22 +103,30 @@ impl Traffic {
         self.memory.mapping().words(at, count)
     }
 
-    fn reading(&self, row: usize) -> &AtomicU64 {
-        &self.words(ROWS_AT + row * ROW_WORDS * 8, 1)[0]
+    /// How many reads, and when that was said.
+    fn reading(&self, row: usize) -> (&AtomicU64, &AtomicU64) {
+        let words = self.words(ROWS_AT + row * ROW_WORDS * 8, 2);
+        (&words[0], &words[1])
     }
 
-    /// How many reads this process has in flight.
+    /// How many reads this process has in flight. It is believed for a while: say it again.
     pub fn set_reading(&self, count: usize) {
-        self.reading(self.row).store(count as u64, Ordering::SeqCst);
+        let (reads, said_ms) = self.reading(self.row);
+        said_ms.store(machine_ms(), Ordering::SeqCst);
+        reads.store(count as u64, Ordering::SeqCst);
     }
 
-    /// Reads that other living processes have in flight.
-    pub fn reads_elsewhere(&self) -> usize {
+    /// Reads that other living processes have in flight, as they have said within the time of `belief`.
+    pub fn reads_elsewhere(&self, belief: Duration) -> usize {
+        let oldest_ms = machine_ms().saturating_sub(belief.as_millis() as u64);
         let others = (0..NUM_ROWS).filter(|row| *row != self.row);
-        let reads = others.map(|row| match self.reading(row).load(Ordering::SeqCst) {
-            0 => 0,
-            count if self.is_live(row) => count as usize,
-            _ => 0,
+        let reads = others.map(|row| {
+            let (reads, said_ms) = self.reading(row);
+            match reads.load(Ordering::SeqCst) {
+                0 => 0,
+                _ if said_ms.load(Ordering::SeqCst) < oldest_ms || !self.is_live(row) => 0,
+                count => count as usize,
+            }
         });
         reads.sum()
     }
@@ -177,33 +204,69 @@ impl Traffic {
     }
 
     fn is_live(&self, row: usize) -> bool {
-        let mut lock = row_lock(row);
-        // SAFETY: a system call on our own descriptor that fills `lock`.
-        let rc = unsafe { libc::fcntl(self.memory.fd(), libc::F_OFD_GETLK, &mut lock) };
-        rc == 0 && lock.l_type != libc::F_UNLCK as libc::c_short
+        is_held(self.memory.fd(), row..row + 1)
     }
 }
 
 impl Drop for Traffic {
     fn drop(&mut self) {
-        // Somebody is coming or leaving at this moment: he may take it away later, or the next user of the store does.
-        let Ok(Some(_leaving)) = try_lock(&self.path, Way::Write, Mode::Alone) else {
-            return;
-        };
-        if (0..NUM_ROWS).all(|row| row == self.row || !self.is_live(row)) {
-            drop(fs::remove_file(&self.path));
+        // Should it fail, the row is let go of with the descriptor, and the next to come removes the file.
+        drop(set_lock(self.memory.fd(), self.row, libc::F_UNLCK));
+        remove_unless_used(&self.path);
+    }
+}
+
+fn remove_left() {
+    let Ok(entries) = fs::read_dir(FOLDER) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        if entry
+            .file_name()
+            .as_encoded_bytes()
+            .starts_with(PREFIX.as_bytes())
+        {
+            remove_unless_used(&entry.path());
         }
     }
+}
+
+/// Who comes has the file's lock until it has a row. If it is another user's, or somebody is coming or leaving, it stays.
+fn remove_unless_used(path: &Path) {
+    if let Ok(Some(lock)) = try_lock(path, Way::Write, Mode::Alone)
+        && lock.is_of(path)
+        && !is_held(lock.fd(), 0..NUM_ROWS)
+    {
+        drop(fs::remove_file(path));
+    }
+}
+
+fn is_anothers(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| found.uid() != user())
+}
+
+fn user() -> u32 {
+    // SAFETY: it has no arguments and cannot fail.
+    unsafe { libc::geteuid() }
 }
 
 /// By device and number: a copy of a store is another one, and the same one mounted twice is not.
 fn path_of(directory: &Path) -> Result<PathBuf> {
     let found = fs::metadata(directory).doing("look at", directory)?;
     let name = [found.dev().to_le_bytes(), found.ino().to_le_bytes()].concat();
-    // SAFETY: it has no arguments and cannot fail.
-    let user = unsafe { libc::geteuid() };
-    let number = XxHash3_64::oneshot(&name);
-    Ok(Path::new(FOLDER).join(format!("banyan-traffic-1-{user}-{number:016x}")))
+    let (user, number) = (user(), XxHash3_64::oneshot(&name));
+    Ok(Path::new(FOLDER).join(format!("{PREFIX}2-{user}-{number:016x}")))
+}
+
+/// Of a clock that all processes of the machine share.
+fn machine_ms() -> u64 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: a system call that fills `now`; this clock is always there.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
 /// The lock of the file that has this name, and not of one that has just lost it.
@@ -216,19 +279,27 @@ fn lock_named(path: &Path) -> Result<Lock> {
     }
 }
 
-fn row_lock(row: usize) -> libc::flock {
+fn lock_of(rows: Range<usize>, kind: libc::c_int) -> libc::flock {
     // SAFETY: all zero is a valid flock.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = libc::F_WRLCK as libc::c_short;
+    lock.l_type = kind as libc::c_short;
     lock.l_whence = libc::SEEK_SET as libc::c_short;
-    lock.l_start = row as libc::off_t;
-    lock.l_len = 1;
+    lock.l_start = rows.start as libc::off_t;
+    lock.l_len = rows.len() as libc::off_t;
     lock
 }
 
-/// Held until the descriptor is closed, also against other descriptors of this process.
-fn lock_row(file: RawFd, row: usize) -> io::Result<()> {
-    let lock = row_lock(row);
+/// Whether any of these rows is locked, other than through this descriptor, or that cannot be told.
+fn is_held(file: RawFd, rows: Range<usize>) -> bool {
+    let mut lock = lock_of(rows, libc::F_WRLCK);
+    // SAFETY: a system call on our own descriptor that fills `lock`.
+    let rc = unsafe { libc::fcntl(file, libc::F_OFD_GETLK, &mut lock) };
+    rc != 0 || lock.l_type != libc::F_UNLCK as libc::c_short
+}
+
+/// Held until it is unlocked or the descriptor is closed, also against other descriptors of this process.
+fn set_lock(file: RawFd, row: usize, kind: libc::c_int) -> io::Result<()> {
+    let lock = lock_of(row..row + 1, kind);
     // SAFETY: a system call on our own descriptor.
     match unsafe { libc::fcntl(file, libc::F_OFD_SETLK, &lock) } {
         0 => Ok(()),
@@ -262,15 +333,39 @@ mod tests {
     fn words_when_somebody_else_made_the_file_then_refused_with_its_name() {
         let scratch = Scratch::new();
         let path = path_of(&scratch.path("")).unwrap();
-        fs::write(&path, b"").unwrap();
+        let making = try_lock(&path, Way::Create, Mode::Alone).unwrap();
         let for_all = std::os::unix::fs::PermissionsExt::from_mode(0o666);
         fs::set_permissions(&path, for_all).unwrap();
+        drop(making);
         let refused = Traffic::open(&scratch.path("")).err().unwrap().to_string();
         fs::remove_file(&path).unwrap();
         assert!(
             refused.contains("banyan-traffic") && refused.contains("others may write"),
             "{refused}"
         );
+    }
+
+    #[test]
+    fn words_when_another_user_has_their_name_then_the_store_goes_on_without_them() {
+        let scratch = Scratch::new();
+        let path = path_of(&scratch.path("")).unwrap();
+        fs::write(&path, b"").unwrap();
+        let is_given = std::os::unix::fs::chown(&path, Some(65534), None).is_ok();
+        let opened = Traffic::open_unless_taken(&scratch.path("")).unwrap();
+        assert_eq!(opened.is_none(), is_given, "not tried but as root");
+        assert!(path.exists(), "it is not ours to remove");
+        drop(opened);
+        drop(fs::remove_file(&path));
+    }
+
+    #[test]
+    fn words_when_killed_processes_have_left_them_then_gone_when_any_store_is_opened() {
+        let [ours, left, used] = [(); 3].map(|()| Scratch::new());
+        let _user = Traffic::open(&used.path("")).unwrap();
+        let [left, used] = [left, used].map(|scratch| path_of(&scratch.path("")).unwrap());
+        fs::write(&left, b"").unwrap();
+        Traffic::open(&ours.path("")).unwrap();
+        assert!(!left.exists() && used.exists());
     }
 
     #[test]
@@ -290,9 +385,11 @@ mod tests {
         let ours = Traffic::open(&scratch.path("")).unwrap();
         let other = Traffic::open(&scratch.path("")).unwrap();
         other.set_reading(3);
-        assert_eq!((ours.reads_elsewhere(), other.reads_elsewhere()), (3, 0));
+        let belief = Duration::from_secs(60);
+        assert_eq!(ours.reads_elsewhere(belief), 3);
+        assert_eq!(other.reads_elsewhere(belief), 0);
         drop(other);
-        assert_eq!(ours.reads_elsewhere(), 0);
+        assert_eq!(ours.reads_elsewhere(belief), 0);
     }
 
     #[test]

@@ -366,6 +366,33 @@ fn clear_when_writes_fail_then_nothing_is_found_all_the_same() {
     }
 }
 
+#[test]
+fn pages_when_the_drive_takes_them_after_the_clear_has_given_up_then_not_stored_all_the_same() {
+    let scratch = Scratch::new();
+    // The first page takes four operations.
+    let engine = Faults::parse("seed=1,block=5").unwrap().engine();
+    let rig = Rig::open(&Options {
+        engine,
+        stall_after: HANG / 8,
+        ..options(scratch.path())
+    });
+    rig.keep(None, &[0]);
+    rig.put(Some(0), &[1]);
+    let started = Instant::now();
+    while rig.stat("write_operations") < 2 {
+        assert!(started.elapsed() < HANG * 20);
+    }
+    rig.store.clear().unwrap_err();
+    while rig.store.completed() != [(key(1), Outcome::Failed)] {
+        assert!(started.elapsed() < HANG * 20, "it was stored");
+        std::thread::sleep(HANG / 100);
+    }
+    assert_eq!(rig.store.sync().unwrap(), 0);
+    assert_eq!(rig.stat("own_records"), 0);
+    drop(rig);
+    assert_eq!(Rig::open(&options(scratch.path())).stat("adopted_pages"), 0);
+}
+
 struct Dice(u64);
 
 impl Dice {

@@ -5,12 +5,13 @@ mod rig;
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use banyan_store::pacing::Permit;
 use banyan_store::reading::Reason;
 use banyan_store::state::Verdict;
 use banyan_store::store::Options;
+use banyan_store::traffic::Traffic;
 use rig::{Rig, Scratch, key, options};
 
 fn two(scratch: &Scratch) -> [Rig; 2] {
@@ -233,7 +234,7 @@ fn shelf_when_removed_then_those_who_have_read_it_let_go_of_its_files_though_the
         let started = Instant::now();
         while num_deleted(&scratch) > 0 {
             assert!(started.elapsed().as_secs() < 20, "{is_idle}");
-            std::thread::sleep(std::time::Duration::from_millis(5));
+            std::thread::sleep(Duration::from_millis(5));
         }
         if let Some(slow) = slow {
             assert!(!slow.progress.has_ended());
@@ -268,17 +269,35 @@ fn writers_when_another_process_reads_then_yield_until_it_has_ended() {
     let scratch = Scratch::new();
     let [writer, reader] = two(&scratch);
     writer.keep(None, &[0]);
-    let traffic = banyan_store::traffic::Traffic::open(&scratch.path().join("store")).unwrap();
+    let traffic = Traffic::open(&scratch.path().join("store")).unwrap();
     traffic.set_reading(1);
     writer.put(None, &[1]);
-    std::thread::sleep(std::time::Duration::from_millis(50));
+    std::thread::sleep(Duration::from_millis(50));
     assert_eq!(writer.stat("written_pages"), 1, "somebody reads");
     let started = Instant::now();
     traffic.set_reading(0);
     while writer.stat("written_pages") < 2 {
         assert!(started.elapsed().as_secs() < 10, "the writer never went on");
-        std::thread::sleep(std::time::Duration::from_millis(1));
+        std::thread::sleep(Duration::from_millis(1));
     }
     reader.store.refresh().unwrap();
     assert_eq!(reader.fetch(&[1], 1), []);
+}
+
+#[test]
+fn writer_when_another_process_has_not_said_for_long_that_it_reads_then_goes_on() {
+    let scratch = Scratch::new();
+    let writer = Rig::open(&Options {
+        stall_after: Duration::from_millis(200),
+        ..options(scratch.path())
+    });
+    // As one that is stopped.
+    let other = Traffic::open(&scratch.path().join("store")).unwrap();
+    other.set_reading(1);
+    writer.put(None, &[1]);
+    let started = Instant::now();
+    while writer.stat("written_pages") < 1 {
+        assert!(started.elapsed().as_secs() < 10, "it waits for ever");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }

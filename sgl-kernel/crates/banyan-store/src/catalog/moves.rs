@@ -60,6 +60,16 @@ impl Catalog {
         moved
     }
 
+    /// Everything goes.
+    pub(super) fn note_all(&mut self) {
+        let Some(shelf) = self.moves.watched else {
+            return;
+        };
+        for node in self.shelves[shelf as usize].by_place.values() {
+            self.moves.note(shelf, self.nodes[*node as usize].hit.key);
+        }
+    }
+
     /// How many keys were not noted, because too many waited.
     pub fn num_moves_lost(&self) -> u64 {
         self.moves.num_lost

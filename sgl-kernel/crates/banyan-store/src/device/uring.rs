@@ -20,6 +20,8 @@ use super::transfer::{Progress, advance};
 use super::{Action, Completion, Device, FileId, MAX_SPANS, Op, Span, Wake};
 
 const ENTRIES: u32 = 256;
+/// Of those, what is left to operations.
+const CAPACITY: usize = ENTRIES as usize - 2;
 const MAX_FILES: u32 = 8192;
 const MAX_BUFFERS: u32 = 256;
 /// The kernel registers no larger piece of memory.
@@ -59,7 +61,11 @@ impl UringDevice {
     /// Fails where the kernel has no io_uring, or forbids it.
     pub fn open() -> io::Result<Self> {
         let mut quiet = IoUring::builder();
-        quiet.setup_single_issuer().setup_defer_taskrun();
+        // Without the flag a reap that does not wait sees nothing end: it does not know that there is something to enter the kernel for.
+        quiet
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_taskrun_flag();
         let ring = quiet.build(ENTRIES).or_else(|_| IoUring::new(ENTRIES))?;
         ring.submitter().register_files_sparse(MAX_FILES)?;
         // Without room to register memory, operations name it each time.
@@ -94,7 +100,7 @@ impl UringDevice {
         )
         .build()
         .user_data(WAKE);
-        // SAFETY: the word lives on the heap as long as the ring; the queue has an entry to spare (`capacity`).
+        // SAFETY: the word lives on the heap as long as the ring; the queue has an entry to spare (`queue`).
         let pushed = unsafe { self.ring.submission().push(&entry) };
         debug_assert!(pushed.is_ok());
     }
@@ -147,9 +153,12 @@ impl UringDevice {
         position.map(|index| index as u16)
     }
 
-    /// Moves waiting operations into the submission queue, as many as it takes.
+    /// Moves waiting operations into the submission queue, as many as it takes. An entry stays free to listen again: else nobody could
+    /// wake this thread.
     fn queue(&mut self) {
-        while let Some(&index) = self.waiting.front() {
+        while self.ring.submission().len() < CAPACITY
+            && let Some(&index) = self.waiting.front()
+        {
             let Some(running) = &self.running[index] else {
                 unreachable!("a waiting operation is running")
             };
@@ -277,7 +286,7 @@ impl Device for UringDevice {
     }
 
     fn capacity(&self) -> usize {
-        ENTRIES as usize - 2
+        CAPACITY
     }
 
     unsafe fn push(&mut self, op: Op) {
@@ -329,6 +338,8 @@ impl Device for UringDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::Scratch;
+    use std::time::Instant;
 
     #[test]
     fn kernel_when_it_cannot_take_operations_for_a_moment_then_later_and_no_error() {
@@ -343,6 +354,55 @@ mod tests {
             assert_eq!(answer(errno).unwrap_err().raw_os_error(), Some(errno));
         }
         assert_eq!(later(Ok(0)).unwrap(), Entered::Now);
+    }
+
+    fn with_syncs(count: u64) -> Option<UringDevice> {
+        let Ok(mut device) = UringDevice::open() else {
+            eprintln!("not tried: no io_uring here");
+            return None;
+        };
+        let scratch = Scratch::new();
+        let file = File::create(scratch.path("file")).unwrap();
+        let file = device.add_file(Arc::new(file)).unwrap();
+        for token in 0..count {
+            let op = Op {
+                token,
+                file,
+                offset: 0,
+                action: Action::Sync,
+            };
+            // SAFETY: no memory.
+            unsafe { device.push(op) };
+        }
+        Some(device)
+    }
+
+    fn reap_all(device: &mut UringDevice, count: usize, patience: Duration) {
+        let (mut completed, started) = (Vec::new(), Instant::now());
+        while completed.len() < count {
+            device.reap(patience, &mut completed).unwrap();
+            assert!(started.elapsed() < Duration::from_secs(20));
+        }
+    }
+
+    #[test]
+    fn operations_when_they_would_fill_the_queue_then_one_can_still_listen_and_all_end() {
+        let count = ENTRIES as usize + 50;
+        let Some(mut device) = with_syncs(count as u64) else {
+            return;
+        };
+        device.queue();
+        device.listen();
+        reap_all(&mut device, count, Duration::from_millis(100));
+    }
+
+    #[test]
+    fn reap_when_it_does_not_wait_then_sees_what_has_ended() {
+        let Some(mut device) = with_syncs(1) else {
+            return;
+        };
+        device.submit().unwrap();
+        reap_all(&mut device, 1, Duration::ZERO);
     }
 
     /// From now on the kernel refuses this thread `io_uring_enter` with `errno`.

@@ -145,15 +145,10 @@ impl Engine {
     }
 
     pub(super) fn end_reads(&mut self) {
-        let mut has_ended = false;
         for index in 0..self.jobs.len() {
             if let Some(job) = self.jobs[index].take_if(|job| job.is_over()) {
                 self.end_read(job);
-                has_ended = true;
             }
-        }
-        if has_ended {
-            self.tell_reads();
         }
     }
 

@@ -41,10 +41,7 @@ impl Feed {
     /// One more layer is in memory, `num_bytes` of it; `failed` names the pages that are not what they should be.
     pub fn land(&self, num_bytes: u64, failed: &[usize]) {
         self.ticket.bytes.fetch_add(num_bytes, Ordering::Relaxed);
-        if !failed.is_empty() {
-            self.ticket
-                .fail_each(failed.iter().copied(), Reason::Checksum);
-        }
+        self.ticket.fail(failed.iter().copied(), Reason::Checksum);
         let num_landed = self.num_landed.fetch_add(1, Ordering::Relaxed) + 1;
         self.ticket.progress.advance_to(num_landed);
     }
@@ -90,7 +87,7 @@ mod tests {
         let ticket = feed.ticket.clone();
         feed.land(10, &[1]);
         drop(feed);
-        let failed = [(1, Reason::Checksum), (0, Reason::Gone)];
+        let failed = [(0, Reason::Gone), (1, Reason::Checksum)];
         assert_eq!(ticket.finish(), failed);
     }
 
@@ -114,7 +111,7 @@ mod tests {
         let feed = Feed::new(3, 2);
         feed.land(10, &[1]);
         feed.land(10, &[0]);
-        assert_eq!(feed.ticket.failed_pages(), [1, 0]);
+        assert_eq!(feed.ticket.failed_pages(), [0, 1]);
         assert!(!feed.ticket.progress.has_ended());
     }
 
@@ -126,7 +123,7 @@ mod tests {
         assert_eq!(feed.ticket.progress.num_done(), 2);
         assert!(feed.ticket.is_late() && !feed.is_wanted() && !feed.ticket.progress.has_ended());
         feed.end();
-        let failed = [(1, Reason::Checksum), (0, Reason::Late)];
+        let failed = [(0, Reason::Late), (1, Reason::Checksum)];
         assert_eq!(feed.ticket.finish(), failed);
     }
 

@@ -23,7 +23,8 @@ pub enum Reason {
 pub struct ReadTicket {
     pub progress: Arc<LayerProgress>,
     pub num_pages: usize,
-    pub(super) failed: Mutex<Vec<(usize, Reason)>>,
+    /// By page.
+    pub(super) failed: Mutex<Vec<Option<Reason>>>,
     pub(super) is_cancelled: AtomicBool,
     pub(super) is_late: AtomicBool,
     pub(super) bytes: AtomicU64,
@@ -35,7 +36,7 @@ impl ReadTicket {
         Self {
             progress: Arc::new(LayerProgress::new(num_layers)),
             num_pages,
-            failed: Mutex::default(),
+            failed: Mutex::new(vec![None; num_pages]),
             is_cancelled: AtomicBool::new(false),
             is_late: AtomicBool::new(false),
             bytes: AtomicU64::new(0),
@@ -46,32 +47,24 @@ impl ReadTicket {
     /// Pages that failed so far, complete once the progress has ended.
     pub fn failed(&self) -> Vec<(usize, Reason)> {
         let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
-        failed.clone()
+        let pages = failed.iter().enumerate();
+        pages
+            .filter_map(|(page, reason)| Some((page, (*reason)?)))
+            .collect()
     }
 
-    pub(super) fn fail(&self, page: usize, reason: Reason) {
+    /// Those that have not failed fail.
+    pub(super) fn fail(&self, pages: impl IntoIterator<Item = usize>, reason: Reason) {
         let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
-        if page < self.num_pages && failed.iter().all(|(known, _)| *known != page) {
-            failed.push((page, reason));
-        }
-    }
-
-    /// As `fail` for each of `pages`, which may be all of them: what has failed is looked through once.
-    pub(super) fn fail_each(&self, pages: impl Iterator<Item = usize>, reason: Reason) {
-        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut has_failed = vec![false; self.num_pages];
-        failed.iter().for_each(|(page, _)| has_failed[*page] = true);
         for page in pages {
-            if has_failed.get(page) == Some(&false) {
-                has_failed[page] = true;
-                failed.push((page, reason));
+            if let Some(place) = failed.get_mut(page) {
+                place.get_or_insert(reason);
             }
         }
     }
 
-    /// Every page that has not failed fails.
     pub(super) fn fail_all(&self, reason: Reason) {
-        self.fail_each(0..self.num_pages, reason);
+        self.fail(0..self.num_pages, reason);
     }
 
     /// Who brings the pages does not answer in time: those that have not failed fail, and nobody waits for a layer any longer. The end
@@ -87,8 +80,7 @@ impl ReadTicket {
     pub fn failed_pages(&self) -> Vec<usize> {
         let last = self.progress.num_layers().saturating_sub(1);
         self.progress.wait_layer(last);
-        let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
-        failed.iter().map(|(page, _)| *page).collect()
+        self.failed().into_iter().map(|(page, _)| page).collect()
     }
 
     pub fn finish(&self) -> Vec<(usize, Reason)> {

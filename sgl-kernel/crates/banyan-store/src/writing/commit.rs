@@ -299,13 +299,17 @@ fn publish_one(state: &mut State, written: &Written) {
     let Some(own) = &mut state.own else { return };
     let Written { record, place, .. } = *written;
     let hit = Hit::of(&record, own.index, place);
-    let is_current = record.identity.namespace == state.namespace;
+    let is_cleared = state.backlog.cleared.contains(&hit.key);
+    let is_current = record.identity.namespace == state.namespace && !is_cleared;
     let standing = if is_current && state.catalog.publish(hit, record.parent) {
         Standing::Live
     } else {
         Standing::Stale
     };
     own.places.publish(place, record, standing);
+    if is_cleared {
+        own.places.retire(place, hit.generation);
+    }
     let outcome = if is_current {
         Outcome::Stored
     } else {
