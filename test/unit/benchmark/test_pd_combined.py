@@ -20,8 +20,8 @@ def row(kind, number, tokens_per_s, **fields):
 
 
 def test_requests_when_many_are_in_flight_then_each_of_them_comes_round_more_than_once():
-    assert Sizes().num_requests(10) == 30
-    assert Sizes().num_requests(2) == 12
+    assert Sizes().num_requests(10) == 20
+    assert Sizes().num_requests(2) == 8
 
 
 def test_figures_when_a_request_failed_then_nothing_is_said_of_the_run():
