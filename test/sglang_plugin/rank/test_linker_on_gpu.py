@@ -324,7 +324,8 @@ def test_prefix_when_a_stored_page_is_damaged_then_the_batch_fails(monkeypatch, 
     _, index = load(rank, names)
     assert not rank.linker.finish_layer_wise_loading(index)
     go_on_until(rank, lambda: not rank.linker.cache._ending)
-    assert rank.linker.counters.read_failed_pages > 0
+    # The read ends by itself, maybe behind the batch.
+    go_on_until(rank, lambda: rank.linker.counters.read_failed_pages > 0)
     rank.linker.close()
 
 
