@@ -87,7 +87,7 @@ fn join_within(thread: JoinHandle<()>, name: &str, patience: Duration) {
 /// Starts the threads; the name of the device.
 pub(super) fn start(
     shared: &Arc<Shared>,
-    opened: Opened,
+    opened: Option<Opened>,
     options: &Options,
 ) -> Result<(Threads, String)> {
     let (io, name) = start_io(shared, opened, options)?;
@@ -128,7 +128,7 @@ fn spawn(
 
 fn start_io(
     shared: &Arc<Shared>,
-    opened: Opened,
+    opened: Option<Opened>,
     options: &Options,
 ) -> Result<(JoinHandle<()>, String)> {
     let (sender, receiver) = channel();
@@ -138,8 +138,9 @@ fn start_io(
     let work = move || {
         let made =
             make_device(&shared, &choice, read_bytes_per_s).and_then(|(mut device, name)| {
-                let writer = Writer::new(opened, limits, backlog_bytes, &mut *device);
-                let writer = writer.map_err(|cause| {
+                let writer =
+                    opened.map(|own| Writer::new(own, limits, backlog_bytes, &mut *device));
+                let writer = writer.transpose().map_err(|cause| {
                     StoreError::os("cannot hand the manifest to the device", cause)
                 })?;
                 Ok((device, name, writer))
