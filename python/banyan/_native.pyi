@@ -683,6 +683,10 @@ class Store:
         together; OSError when the system refuses.
         """
 
+    def beside(self, namespace: bytes, layer_bytes: list[int], num_stores: int) -> Store:
+        """What another namespace, whose pages may have another shape, has in the same folder, to be read: it makes no
+        shelf and takes nothing. `num_stores` of them share the limit of reads. OSError when the system refuses."""
+
     @property
     def engine(self) -> str:
         """What does the I/O, as one line for the log: "io_uring, O_DIRECT" ..., with the reason for a fallback."""

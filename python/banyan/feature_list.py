@@ -87,6 +87,12 @@ FEATURES: tuple[Feature, ...] = (
         ),
         has_folder=True,
     ),
+    Feature(
+        name="resharding",
+        instead="what servers with another --tp have stored is not found",
+        is_used=lambda asked: bool(asked.config.shares and asked.config.store),
+        has_folder=True,
+    ),
     _needed(
         "nodes",
         lambda asked: "--banyan-listen" if asked.config.listen else "--banyan-peers" if asked.config.peers else "",

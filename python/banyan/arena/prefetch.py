@@ -129,20 +129,25 @@ class Prefetch:
         """Changes whenever ``arriving`` could answer differently."""
 
     def start_reads(
-        self, keys: Sequence[str], worth: Worth, found: StoreFound | None = None, behind: Sequence[str] = ()
+        self,
+        keys: Sequence[str],
+        worth: Worth,
+        found: StoreFound | None = None,
+        behind: Sequence[str] = (),
+        read: Start | None = None,
     ) -> None:
         """Start to read the leading pages of ``keys`` that the store holds and that are not on their way.
 
         ``keys`` go to the end of a prompt; ``worth`` says how many of the pages that were found are to be read.
         ``found``: what the store holds of ``keys``, where that was looked up before. ``behind``: the pages of the
-        prompt before them, which stay where they are.
+        prompt before them, which stay where they are. ``read``: who reads what was found, where the store does not.
         """
         num_arriving = self.num_arriving(keys)
         keys = keys[num_arriving:]
         if not keys or self._store is None:
             return
         found = self._store.lookup(list(keys)) if found is None else found.after(num_arriving)
-        self._start(keys, worth, found, self._read_store, SourceKind.STORE, "", behind)
+        self._start(keys, worth, found, read or self._read_store, SourceKind.STORE, "", behind)
 
     def start_pull(
         self,

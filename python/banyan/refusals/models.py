@@ -23,6 +23,7 @@ class ModelFacts:
     compression_ratios: frozenset[int] = frozenset()
     """Tokens of a row of compressed KV, over all layers; 0 for a layer that compresses nothing."""
     has_sparse_kv: bool = False
+    num_kv_heads: int = 0
     takes_media: bool = False
     """Whether there are numbers in a prompt that stand for images, video or sound."""
 

@@ -16,7 +16,7 @@ from time import monotonic
 
 from banyan.features.stores.presence_cache import PresenceCache
 from banyan.features.stores.values import Values
-from banyan.features.stores.workers import Workers
+from banyan.telemetry.workers import Workers
 
 MAX_QUESTIONS = 256
 ASK_PAGES = 128

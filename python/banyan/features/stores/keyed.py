@@ -29,10 +29,10 @@ from banyan.features.stores.value_format import HeaderBuffer, ValueFormat, addre
 from banyan.features.stores.value_reads import PageRead, PageReader, ReadPace
 from banyan.features.stores.values import Iovec, Values
 from banyan.features.stores.watch import Watch
-from banyan.features.stores.workers import Workers
 from banyan.features.stores.writes import BATCH, FAILED, PRESENT, STORED, Waiting, Writes
 from banyan.latest import Latest
 from banyan.ports import Frames
+from banyan.telemetry.workers import Workers
 
 NUM_READERS = 2
 HEADERS_AT_ONCE = 256

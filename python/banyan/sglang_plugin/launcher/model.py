@@ -56,6 +56,7 @@ def model_facts(model_config: Any, *, steps_together_on_cpu: bool) -> ModelFacts
         has_compressed_kv=is_deepseek_v4(hf_config),
         compression_ratios=frozenset(model_config.compress_ratios if is_deepseek_v4(hf_config) else ()),
         has_sparse_kv=is_minimax_sparse(hf_config),
+        num_kv_heads=model_config.get_total_num_kv_heads(),
         takes_media=bool(model_config.is_multimodal),
     )
 

@@ -95,6 +95,8 @@ def _decide(server_args: Any, carried: dict[str, Any]) -> None:
     if reasons:
         runtime.refuse(*reasons)
     carried["needed"] = features.needed(_asked_of(server_args, carried, model))
+    # Ranks on a CPU may add some.
+    carried["num_kv_heads"] = 0 if model is None else model.num_kv_heads
     if model is not None and (model.has_window or model.has_states):
         flags.reserve_window_slots(carried)
     if Config.from_dict(carried["config"]).knows_weights:

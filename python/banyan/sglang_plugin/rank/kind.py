@@ -125,7 +125,15 @@ class Kind:
         arena = part.open(self._namespace_digest)
         self.access = self._open_access(shared, arena)
         self._arena = part.known_to(self.access, arena)
-        site = Site(config=config, member_slots=self.member_slots, rank_table=self._rank_table, block=self.block)
+        site = Site(
+            config=config,
+            member_slots=self.member_slots,
+            rank_table=self._rank_table,
+            block=self.block,
+            pool=pools.pool,
+            num_kv_heads=rank.carried.get("num_kv_heads", 0),
+            namespace=self._namespace,
+        )
         made = [make(site) for make in rank.points.sources] if self._arena is not None else []
         self._sources = [one for one in made if one is not None]
         self.pages = self._make_pages(*self._join())

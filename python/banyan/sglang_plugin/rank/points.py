@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from banyan import _native, feature_list
 from banyan.arena.owners import Owners
@@ -18,7 +18,7 @@ from banyan.arena.prefetch import Prefetch
 from banyan.arena.residency import Residency
 from banyan.arena.store_tier import StoreTier
 from banyan.config import Config
-from banyan.layout import BlockGeometry, MemberSlots
+from banyan.layout import BlockGeometry, MemberSlots, Namespace
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.kind_pools import RankPools, TakeApart, whole_pool
 from banyan.telemetry import Counters
@@ -30,35 +30,41 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Where a kind of pages is kept, for as long as the rank lives."""
+    """Where a kind of pages is kept, for as long as the rank lives. ``num_kv_heads``: of the model, over all shards; 0
+    where that is not known. ``namespace``: of the present weights."""
 
     config: Config
     member_slots: MemberSlots
     rank_table: _native.RankTable
     block: BlockGeometry
+    pool: Any
+    num_kv_heads: int
+    namespace: Callable[[], Namespace]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierParts:
     """Of a tier, what sources have to do with; for one namespace. ``store``: where there is one, and it is known
-    without asking what it holds."""
+    without asking what it holds. ``files``: the same one, where it is of Banyan's own files."""
 
     namespace: bytes
     memory: _native.SharedBytes
     prefetch: Prefetch
     residency: Residency
     store: StoreTier | None
+    files: _native.Store | None
     counters: Counters
 
 
-class SourceAccess(Protocol):
-    """What opens sources for one kind of pages, namespace after namespace.
+class SourceAccess:
+    """What opens sources for one kind of pages, namespace after namespace. What is not overridden is nothing.
 
     States: apart -> ``sources`` (a namespace) -> joined -> ``call_in`` -> ``leave`` -> apart -> ... -> ``close``.
     """
 
     def sources(self, parts: TierParts, nearer: Sequence[Source]) -> list[Source]:
         """All sources of a tier, the nearest first: ``nearer``, or what takes their place, and what is behind them."""
+        return list(nearer)
 
     def call_in(self) -> None:
         """Lend nothing any more: the frames are about to be given up."""
@@ -66,13 +72,15 @@ class SourceAccess(Protocol):
     def leave(self) -> None:
         """The tier has been left."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """It has been left for good."""
 
     def count(self, counters: Counters) -> None:
         """Bring this rank's counters up to date."""
 
     def state(self) -> Mapping[str, Any]:
         """The part of ``/server_info``."""
+        return {}
 
 
 class Attachment:

@@ -211,6 +211,7 @@ class HostTier:
             prefetch=self.prefetch,
             residency=self.residency,
             store=self.store if asked is None else None,
+            files=native_store(store),
             counters=self._counters,
         )
         for access in behind:

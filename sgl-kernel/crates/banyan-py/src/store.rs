@@ -256,6 +256,20 @@ impl PyStore {
         })
     }
 
+    fn beside(
+        &self,
+        py: Python<'_>,
+        namespace: &[u8],
+        layer_bytes: Vec<u64>,
+        num_stores: u64,
+    ) -> PyResult<Self> {
+        let namespace = namespace_of(namespace)?;
+        let beside = || self.store.beside(namespace, layer_bytes, num_stores);
+        Ok(Self {
+            store: Unlocked::new(Arc::new(py.detach(beside).map_err(to_py)?)),
+        })
+    }
+
     #[getter]
     fn engine(&self) -> &str {
         self.store.engine()

@@ -45,7 +45,8 @@ pub struct Engine {
     files: Files,
     /// Shelves whose files are let go of when no read is of them.
     left: Vec<ShelfId>,
-    writer: Writer,
+    /// None where another namespace is only read.
+    writer: Option<Writer>,
     geometry: Arc<Geometry>,
     jobs: Vec<Option<ReadJob>>,
     transfers: Vec<Option<Transfer>>,
@@ -103,7 +104,7 @@ impl Engine {
     pub fn new(
         shared: Arc<Shared>,
         device: Box<dyn Device>,
-        writer: Writer,
+        writer: Option<Writer>,
         stall_after: Duration,
     ) -> Self {
         let geometry = shared.geometry.clone();
@@ -236,7 +237,10 @@ impl Engine {
 
     /// Nobody else waits for reads that the drive does not answer.
     fn tell_reads(&self) {
-        if let Some(traffic) = &self.shared.traffic {
+        // The row is the writer's.
+        if self.writer.is_some()
+            && let Some(traffic) = &self.shared.traffic
+        {
             let jobs = self.jobs.iter().flatten();
             traffic.set_reading(jobs.filter(|job| !job.ticket.is_late()).count());
         }
@@ -246,6 +250,9 @@ impl Engine {
 
     fn with_writer(&mut self, act: impl FnOnce(&mut Writer, &mut Surroundings<'_>)) {
         let load = self.load();
+        let Some(writer) = &mut self.writer else {
+            return;
+        };
         let mut around = Surroundings {
             shared: &self.shared,
             device: &mut *self.device,
@@ -253,7 +260,7 @@ impl Engine {
             load,
             token: writer_token,
         };
-        act(&mut self.writer, &mut around);
+        act(writer, &mut around);
     }
 
     fn ready_next_write(&mut self) -> bool {
@@ -289,8 +296,9 @@ impl Engine {
     // ---- sleep -------------------------------------------------------------------------------------------------
 
     fn is_quiet(&self) -> bool {
-        let writer = &self.writer;
-        self.num_reads() == 0 && !writer.has_writes() && !writer.is_busy() && !writer.has_batch()
+        let rests =
+            |writer: &Writer| !writer.has_writes() && !writer.is_busy() && !writer.has_batch();
+        self.num_reads() == 0 && self.writer.as_ref().is_none_or(rests)
     }
 
     fn patience(&self, is_closing: bool) -> Duration {

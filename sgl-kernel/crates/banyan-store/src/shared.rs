@@ -49,7 +49,7 @@ pub struct Announced {
 pub struct Shared {
     pub stripe: Stripe,
     pub geometry: Arc<Geometry>,
-    pub traffic: Option<Traffic>,
+    pub traffic: Option<Arc<Traffic>>,
     /// Drained, or something stored: whoever waits looks again.
     pub changed: Condvar,
     state: Mutex<State>,
@@ -66,7 +66,7 @@ impl Shared {
     pub fn new(
         stripe: Stripe,
         geometry: Arc<Geometry>,
-        traffic: Option<Traffic>,
+        traffic: Option<Arc<Traffic>>,
         state: State,
         own_shelf: Option<ShelfId>,
     ) -> Self {
@@ -127,7 +127,7 @@ impl Shared {
     }
 
     pub fn reads_elsewhere(&self, belief: Duration) -> usize {
-        let traffic = self.traffic.as_ref();
+        let traffic = self.traffic.as_deref();
         traffic.map_or(0, |traffic| traffic.reads_elsewhere(belief))
     }
 
@@ -157,11 +157,11 @@ impl Shared {
     }
 
     fn num_commits(&self) -> u64 {
-        self.traffic.as_ref().map_or(0, Traffic::num_commits)
+        self.traffic.as_deref().map_or(0, Traffic::num_commits)
     }
 
     fn num_clears(&self) -> u64 {
-        self.traffic.as_ref().map_or(0, Traffic::num_clears)
+        self.traffic.as_deref().map_or(0, Traffic::num_clears)
     }
 
     /// Whether others have announced something since the last `refresh`.

@@ -56,13 +56,14 @@ pub struct Store {
     max_queued: usize,
     stall_after: Duration,
     engine: String,
+    options: Options,
 }
 
 impl Store {
     pub fn open(options: &Options) -> Result<Self> {
         let geometry = Arc::new(Geometry::new(&options.layer_bytes)?);
         let stripe = Stripe::open_or_create(&options.paths)?;
-        let traffic = Traffic::open_unless_taken(stripe.first())?;
+        let traffic = Traffic::open_unless_taken(stripe.first())?.map(Arc::new);
         let record_bytes = geometry.record_bytes();
         let segment_places = places_per_segment(
             options.limits.quota_bytes,
@@ -81,7 +82,7 @@ impl Store {
         let is_direct = takes_direct(&stripe.shelf(shelf, 0));
         let shared = Shared::new(stripe, geometry, traffic, state, Some(shelf));
         let shared = Arc::new(shared);
-        let (threads, engine) = starting::start(&shared, opened, options)?;
+        let (threads, engine) = starting::start(&shared, Some(opened), options)?;
         let way = if is_direct {
             "O_DIRECT"
         } else {
@@ -106,6 +107,35 @@ impl Store {
             max_queued: (options.backlog_bytes / record_bytes).max(1) as usize,
             stall_after: options.stall_after,
             engine: format!("{engine}, {way}{kept}{others}"),
+            options: options.clone(),
+        })
+    }
+
+    /// What another namespace, whose pages may have another shape, has in the same folder, to be read: it has no shelf and no row of
+    /// the traffic, and takes nothing. `num_stores` of them share the limit of reads.
+    pub fn beside(
+        &self,
+        namespace: Namespace,
+        layer_bytes: Vec<u64>,
+        num_stores: u64,
+    ) -> Result<Self> {
+        let mut options = self.options.clone();
+        options.read_bytes_per_s = options
+            .read_bytes_per_s
+            .map(|rate| 1.max(rate / num_stores));
+        let (stripe, traffic) = (self.shared.stripe.clone(), self.shared.traffic.clone());
+        let geometry = Arc::new(Geometry::new(&layer_bytes)?);
+        let shared = Shared::new(stripe, geometry, traffic, State::new(namespace), None);
+        let shared = Arc::new(shared);
+        let (threads, engine) = starting::start(&shared, None, &options)?;
+        Ok(Self {
+            shared,
+            threads: Mutex::new(Some(threads)),
+            is_closed: AtomicBool::new(false),
+            max_queued: 0,
+            stall_after: self.stall_after,
+            engine,
+            options,
         })
     }
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from array import array
 from types import SimpleNamespace
@@ -12,10 +11,8 @@ import pytest
 
 from banyan import _native
 from banyan.features.stores import asked_values
-from banyan.features.stores import workers as workers_module
 from banyan.features.stores.asked_values import AskedValues
 from banyan.features.stores.watch import Watch
-from banyan.features.stores.workers import Workers
 from banyan.features.stores.writes import FAILED, Waiting, Writes
 from banyan.telemetry import num_ended
 
@@ -105,34 +102,3 @@ def test_question_when_it_was_answered_long_before_somebody_looks_then_the_next_
     assert asked.ask(["c"], b"") is None, "nobody looks at so many answers"
     assert asked.answers() == [(first, None), (second, None)]
     asked.close(5.0)
-
-
-def test_workers_when_one_hangs_then_who_closes_is_not_held_up_and_what_waits_does_not_begin():
-    workers, goes_on, begun = Workers(1, name="banyan-test", feature="a test"), threading.Event(), []
-    workers.submit(lambda: begun.append(1) or goes_on.wait(5))
-    until(lambda: begun)
-    workers.submit(lambda: begun.append(2))
-    workers.close(0.05)
-    assert all(thread.daemon for thread in workers._threads), "Python waits for others in the end"
-    goes_on.set()
-    workers._threads[0].join(5)
-    assert begun == [1] and not workers._threads[0].is_alive()
-
-
-def test_workers_when_there_is_no_second_thread_to_be_had_then_the_first_does_all(monkeypatch):
-    left, started = [1], workers_module.start_thread
-
-    def start(*args, **named):
-        if not left:
-            raise RuntimeError("can't start new thread")
-        left.pop()
-        return started(*args, **named)
-
-    monkeypatch.setattr(workers_module, "start_thread", start)
-    workers, done = Workers(2, name="banyan-test", feature="a test"), []
-    for number in range(3):
-        workers.submit(lambda number=number: done.append(number))
-    until(lambda: len(done) == 3)
-    workers.close(5.0)
-    with pytest.raises(RuntimeError):
-        Workers(2, name="banyan-test", feature="a test").submit(list)

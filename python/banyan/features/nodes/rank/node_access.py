@@ -34,7 +34,7 @@ from banyan.refusals import secret_refusal
 from banyan.refusals.start import page_server_refusal
 from banyan.routing.reads import LEAST_PART_TOKENS
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.rank.points import TierParts
+from banyan.sglang_plugin.rank.points import SourceAccess, TierParts
 from banyan.telemetry import Counters
 from banyan.transport.sealed.secret import Keys
 
@@ -44,7 +44,7 @@ MAX_LENT_SHARE = 4
 """What is lent stays: a quarter of the frames of the arena at most."""
 
 
-class NodeAccess:
+class NodeAccess(SourceAccess):
     """One rank's side of the page server and of the other nodes'. Scheduler thread only.
 
     States: apart -> ``join`` (a namespace) -> joined -> ``leave`` -> apart -> ... -> ``close``.
@@ -120,8 +120,8 @@ class NodeAccess:
             # What a store knows only when it is asked cannot be divided when the request comes.
             return [*nearer, nodes]
         least_pages = LEAST_PART_TOKENS // self._rank_table.page_tokens
-        self.path = DualPath(store, nodes, parts.prefetch, least_pages, lambda request: self.reads(request))
-        return [*(source for source in nearer if source is not store), self.path]
+        path = self.path = DualPath(store, nodes, parts.prefetch, least_pages, lambda request: self.reads(request))
+        return [path if source is store else source for source in nearer]
 
     def _told(self, request: str) -> Sequence[str] | None:
         """The page servers that were named for the request. A hint names a node by its first shard's."""

@@ -51,7 +51,7 @@ impl Engine {
             )
         };
         let (segment, offset) = segmenting.locate(planned.hit.place);
-        let purpose = if self.writer.shelf() == shelf {
+        let purpose = if self.shared.own_shelf == Some(shelf) {
             Use::Writing
         } else {
             Use::Reading

@@ -93,10 +93,10 @@ fn join_within(thread: JoinHandle<()>, name: &str, patience: Duration) {
 /// Starts the threads; the name of the device.
 pub(super) fn start(
     shared: &Arc<Shared>,
-    opened: Opened,
+    opened: Option<Opened>,
     options: &Options,
 ) -> Result<(Threads, String)> {
-    let mark = opened.hold.mark.clone();
+    let mark = opened.as_ref().and_then(|opened| opened.hold.mark.clone());
     let (io, name) = start_io(shared, opened, options)?;
     let mut news = News::new(shared.clone());
     if let Err(error) = news.refresh() {
@@ -161,7 +161,7 @@ fn start_signs(shared: &Arc<Shared>, mark: Arc<Mark>) -> Result<JoinHandle<()>> 
 
 fn start_io(
     shared: &Arc<Shared>,
-    opened: Opened,
+    opened: Option<Opened>,
     options: &Options,
 ) -> Result<(JoinHandle<()>, String)> {
     let (sender, receiver) = channel();
@@ -171,8 +171,9 @@ fn start_io(
     let work = move || {
         let made =
             make_device(&shared, &choice, read_bytes_per_s).and_then(|(mut device, name)| {
-                let writer = Writer::new(opened, limits, backlog_bytes, &mut *device);
-                let writer = writer.map_err(|cause| {
+                let writer =
+                    opened.map(|own| Writer::new(own, limits, backlog_bytes, &mut *device));
+                let writer = writer.transpose().map_err(|cause| {
                     StoreError::os("cannot hand the manifest to the device", cause)
                 })?;
                 Ok((device, name, writer))

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
-from banyan.telemetry import notice, start_thread
+from banyan.telemetry.threads import notice, start_thread
 
 
 class Workers:

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank's store has of other sizes."""
