@@ -418,6 +418,27 @@ mod tests {
     }
 
     #[test]
+    fn shelf_when_its_removal_was_interrupted_then_the_next_opening_ends_it_on_every_path() {
+        for stopped_at in [0, 1] {
+            let scratch = Scratch::new();
+            let paths = ["a", "b"].map(|name| scratch.path(name));
+            let stripe = Stripe::open_or_create(&paths).unwrap();
+            let (left, _) = opened(&stripe);
+            publish(&stripe, &left);
+            let (shelf, file_bytes) = (left.header.shelf, left.header.segmenting().file_bytes());
+            create_segment(&stripe, &left.header, 1, file_bytes).unwrap();
+            drop(left);
+            let obstacle = stripe.shelf(shelf, stopped_at).join("in the way");
+            fs::create_dir(&obstacle).unwrap();
+            remove_idle(&stripe, None).unwrap_err();
+            fs::remove_dir(&obstacle).unwrap();
+            let (_, state) = opened(&stripe);
+            assert_eq!(state.counters.adopted_pages, 0);
+            assert!((0..2).all(|path| !stripe.shelf(shelf, path).exists()));
+        }
+    }
+
+    #[test]
     fn shelf_when_a_killed_server_of_this_machine_had_it_then_taken_back_at_once() {
         let scratch = Scratch::new();
         let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
