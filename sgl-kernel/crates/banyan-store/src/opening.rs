@@ -2,11 +2,12 @@
 //! Opening a store: which shelf becomes ours, and what it holds. Reads manifests, never records.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 
 use crate::catalog::Hit;
 use crate::directory::{ShelfId, Stripe};
-use crate::error::{Doing, Result, StoreError, passes};
+use crate::error::{Doing, Result, StoreError};
 use crate::format::{Entry, FileHeader, FileKind, Namespace};
 use crate::geometry::{BLOCK_BYTES, Geometry};
 use crate::growth::{self, Limits};
@@ -92,6 +93,7 @@ fn take_over(
     let Some(follower) = Follower::open(&directory)? else {
         return Ok(None);
     };
+    manifest::remove_others(&directory, follower.path())?;
     let recovered = recover(stripe, wanted, shelf, follower)?;
     Ok(Some((recovered, hold)))
 }
@@ -211,7 +213,7 @@ fn is_segment(stripe: &Stripe, shelf: &FileHeader, segment: u32) -> Result<bool>
     let file = owned::open(&path, Way::Read).doing("open", &path)?;
     let mut block = vec![0; BLOCK_BYTES];
     match file.read_exact_at(&mut block, 0) {
-        Err(error) if !passes(&error) => return Ok(false),
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(false),
         read => read.doing("read", &path)?,
     }
     let found = FileHeader::decode(FileKind::Segment, &block);
@@ -334,7 +336,7 @@ mod tests {
     use crate::files::create_segment;
     use crate::format::{ENTRY_BYTES, Identity, Kind, NO_PARENT, Record};
     use crate::marks::{self, SILENCE};
-    use crate::testing::{Scratch, age};
+    use crate::testing::{Scratch, age, refuse};
 
     fn opened(stripe: &Stripe) -> (Opened, State) {
         let geometry = Geometry::new(&[4096]).unwrap();
@@ -415,6 +417,39 @@ mod tests {
         assert!(marks::check(Some(&*mark)).is_err());
         remove_idle(&ours, None).unwrap();
         assert!(!ours.shelves().unwrap().contains(&just_made));
+    }
+
+    #[test]
+    fn manifest_when_the_one_before_was_left_then_gone_when_a_writer_goes_on() {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let (left, _) = opened(&stripe);
+        publish(&stripe, &left);
+        let directory = stripe.shelf(left.header.shelf, 0);
+        drop(left);
+        let [before, now] = ["manifest-0", "manifest-1"].map(|name| directory.join(name));
+        fs::copy(&now, &before).unwrap();
+        let (again, state) = opened(&stripe);
+        assert_eq!((again.header.number, state.counters.adopted_pages), (1, 1));
+        assert!(now.exists() && !before.exists());
+    }
+
+    #[test]
+    fn segment_when_it_cannot_be_read_then_an_error_and_when_it_is_short_then_none() {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let (opened, _) = opened(&stripe);
+        publish(&stripe, &opened);
+        let header = opened.header;
+        fs::write(stripe.segment(header.shelf, 1), [0; 100]).unwrap();
+        assert!(is_segment(&stripe, &header, 0).unwrap());
+        assert!(!is_segment(&stripe, &header, 1).unwrap());
+        // The thread ends with its filter.
+        let refused = std::thread::spawn(move || {
+            refuse(libc::SYS_pread64, libc::EIO);
+            is_segment(&stripe, &header, 0).unwrap_err();
+        });
+        refused.join().unwrap();
     }
 
     #[test]
