@@ -7,8 +7,8 @@ use std::os::unix::fs::FileExt;
 
 use crate::catalog::Hit;
 use crate::directory::{ShelfId, Stripe};
-use crate::error::{Doing, Result, StoreError};
-use crate::format::{Entry, FileHeader, FileKind, Namespace};
+use crate::error::{Doing, Result, StoreError, invalid};
+use crate::format::{Entry, FileHeader, FileKind, Namespace, leaves_room};
 use crate::geometry::{BLOCK_BYTES, Geometry};
 use crate::growth::{self, Limits};
 use crate::manifest::{self, Follower, Log, Tenants};
@@ -157,6 +157,9 @@ fn recover(
         tenants.apply(entry);
     })?;
     let mut header = follower.header.clone();
+    if !leaves_room(greatest.max(header.number)) {
+        return invalid!("its numbers come to an end: `banyan store evict` removes it");
+    }
     let segmenting = header.segmenting();
     let named = stripe.segments(shelf)?;
     let mut segments = Vec::with_capacity(named.len());
@@ -334,9 +337,9 @@ mod tests {
     use super::*;
     use crate::check::{Treatment, check, remove_idle};
     use crate::files::create_segment;
-    use crate::format::{ENTRY_BYTES, Identity, Kind, NO_PARENT, Record};
+    use crate::format::{ENTRY_BYTES, Kind, MOST_NUMBER};
     use crate::marks::{self, SILENCE};
-    use crate::testing::{Scratch, age, refuse};
+    use crate::testing::{Scratch, age, record, refuse};
 
     fn opened(stripe: &Stripe) -> (Opened, State) {
         let geometry = Geometry::new(&[4096]).unwrap();
@@ -356,24 +359,18 @@ mod tests {
     }
 
     /// What the medium does not hold, a manifest may name all the same.
-    fn publish(stripe: &Stripe, opened: &Opened) {
-        let header = &opened.header;
-        create_segment(stripe, header, 0, header.segmenting().file_bytes()).unwrap();
-        let identity = Identity {
-            key: [5; 4],
-            namespace: header.namespace,
-            generation: 1,
-        };
-        let entry = Entry {
-            sequence: 1,
+    fn entry(sequence: u64) -> Entry {
+        Entry {
+            sequence,
             kind: Kind::Publish,
             place: 0,
-            record: Record {
-                identity,
-                parent: NO_PARENT,
-                checksum: 0,
-            },
-        };
+            record: record(1),
+        }
+    }
+
+    fn publish(stripe: &Stripe, opened: &Opened, entry: &Entry) {
+        let header = &opened.header;
+        create_segment(stripe, header, 0, header.segmenting().file_bytes()).unwrap();
         let mut bytes = [0; ENTRY_BYTES];
         entry.encode(header.number, &mut bytes);
         opened.log.write_all_at(&bytes, opened.log_bytes).unwrap();
@@ -385,7 +382,7 @@ mod tests {
         let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
         let [theirs, ours] = ["theirs", "ours"].map(|boot| stripe.from_afar(boot));
         let (living, _) = opened(&theirs);
-        publish(&theirs, &living);
+        publish(&theirs, &living, &entry(1));
         let (just_made, made) = theirs.create_shelf().unwrap();
         let shelf = living.header.shelf;
         // Locks of another kernel's.
@@ -424,7 +421,7 @@ mod tests {
         let scratch = Scratch::new();
         let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
         let (left, _) = opened(&stripe);
-        publish(&stripe, &left);
+        publish(&stripe, &left, &entry(1));
         let directory = stripe.shelf(left.header.shelf, 0);
         drop(left);
         let [before, now] = ["manifest-0", "manifest-1"].map(|name| directory.join(name));
@@ -439,7 +436,7 @@ mod tests {
         let scratch = Scratch::new();
         let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
         let (opened, _) = opened(&stripe);
-        publish(&stripe, &opened);
+        publish(&stripe, &opened, &entry(1));
         let header = opened.header;
         fs::write(stripe.segment(header.shelf, 1), [0; 100]).unwrap();
         assert!(is_segment(&stripe, &header, 0).unwrap());
@@ -453,13 +450,35 @@ mod tests {
     }
 
     #[test]
+    fn shelf_when_its_numbers_come_to_an_end_then_nobody_writes_it_and_nothing_is_lost() {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let (left, _) = opened(&stripe);
+        publish(&stripe, &left, &entry(MOST_NUMBER));
+        let shelf = left.header.shelf;
+        let last = FileHeader {
+            number: MOST_NUMBER,
+            ..left.header.clone()
+        };
+        drop(left);
+        let (own, state) = opened(&stripe);
+        assert_eq!((own.sequence, state.counters.adopted_pages), (0, 0));
+
+        let directory = stripe.shelf(shelf, 0);
+        manifest::replace(&directory, &last, [entry(1)].into_iter()).unwrap();
+        let found = check(&stripe, Treatment::Repair).unwrap().findings;
+        assert!(found.len() == 1 && !found[0].is_repaired, "{found:?}");
+        assert!(Follower::open(&directory).unwrap().is_some());
+    }
+
+    #[test]
     fn shelf_when_its_removal_was_interrupted_then_the_next_opening_ends_it_on_every_path() {
         for stopped_at in [0, 1] {
             let scratch = Scratch::new();
             let paths = ["a", "b"].map(|name| scratch.path(name));
             let stripe = Stripe::open_or_create(&paths).unwrap();
             let (left, _) = opened(&stripe);
-            publish(&stripe, &left);
+            publish(&stripe, &left, &entry(1));
             let (shelf, file_bytes) = (left.header.shelf, left.header.segmenting().file_bytes());
             create_segment(&stripe, &left.header, 1, file_bytes).unwrap();
             drop(left);
