@@ -13,7 +13,9 @@ use crate::buffer::AlignedBytes;
 use crate::directory::{ShelfId, Stripe};
 use crate::error::{Doing, Result, invalid, passes};
 use crate::files::{Use, open_direct};
-use crate::format::{Entry, FileHeader, FileKind, Namespace, RecordHeader, record_checksum};
+use crate::format::{
+    Entry, FileHeader, FileKind, Namespace, RecordHeader, leaves_room, record_checksum,
+};
 use crate::geometry::{BLOCK_BYTES, Geometry, Place};
 use crate::growth;
 use crate::manifest::{self, Follower, Log, Tenants};
@@ -295,12 +297,13 @@ fn settle(
     else {
         return Ok(());
     };
+    let is_repaired = hold.is_some() && leaves_room(header.number);
     if num_damaged > 0 {
         report.findings.push(Finding {
             shelf,
             place: None,
             problem: format!("{num_damaged} entries of the manifest do not verify"),
-            is_repaired: hold.is_some(),
+            is_repaired,
         });
     }
     let is_bad = |entry: &Entry| {
@@ -313,11 +316,11 @@ fn settle(
                 shelf,
                 place: Some(entry.place),
                 problem: problem.clone(),
-                is_repaired: hold.is_some(),
+                is_repaired,
             });
         }
     }
-    if hold.is_some() {
+    if is_repaired {
         header.number += 1;
         header.sequence = 0;
         let good = entries.into_iter().filter(|entry| is_bad(entry).is_none());

@@ -7,6 +7,7 @@
 //!   the kernel lets go of it when the process dies.
 //! * Where other machines may have the folder, locks may not meet: who has a shelf is then said by `marks`, whatever is done to it.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -315,25 +316,18 @@ impl Stripe {
         }
     }
 
-    /// Removes a shelf for good. The manifest goes first, so that an interrupted removal leaves nothing that can be found.
+    /// Removes a shelf for good. The manifest goes first, so that an interrupted removal leaves nothing that can be found, and the first
+    /// path's directory last, by which the next opening finds what is left.
     pub fn remove_shelf(&self, shelf: ShelfId, hold: Hold) -> Result<()> {
-        let mut hold = Some(hold);
-        for path in 0..self.paths.len() {
-            let directory = self.shelf(shelf, path);
-            let opened = match owned::open_directory(&directory) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                other => other.doing("open", &directory)?,
-            };
-            let mut names = owned::names(&opened).doing("list", &directory)?;
-            names.sort_by_key(|name| !is_manifest(Path::new(name)));
-            for name in names {
-                owned::remove(&opened, &name).doing("remove", &directory.join(&name))?;
-            }
-            // Network file systems keep another name for what is open: the lock.
-            drop(hold.take());
-            fs::remove_dir(&directory).doing("remove", &directory)?;
+        let first = self.shelf(shelf, 0);
+        empty(&first, is_manifest)?;
+        for path in (1..self.paths.len()).rev() {
+            remove_directory(&self.shelf(shelf, path))?;
+            sync_directory(&self.paths[path])?;
         }
-        Ok(())
+        // Network file systems keep another name for what is open: the lock.
+        drop(hold);
+        remove_directory(&first)
     }
 
     /// The segment numbers of a shelf that exist, sorted.
@@ -428,9 +422,29 @@ impl Superblock {
     }
 }
 
-fn is_manifest(file: &Path) -> bool {
-    let name = file.file_name().and_then(|name| name.to_str());
-    name.is_some_and(|name| name.starts_with("manifest-"))
+fn is_manifest(name: &OsStr) -> bool {
+    name.as_encoded_bytes().starts_with(b"manifest-")
+}
+
+/// Removes the files of a directory that go, if it is there.
+fn empty(directory: &Path, goes: impl Fn(&OsStr) -> bool) -> Result<()> {
+    let opened = match owned::open_directory(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other.doing("open", directory)?,
+    };
+    let names = owned::names(&opened).doing("list", directory)?;
+    for name in names.iter().filter(|name| goes(name)) {
+        owned::remove(&opened, name).doing("remove", &directory.join(name))?;
+    }
+    Ok(())
+}
+
+fn remove_directory(directory: &Path) -> Result<()> {
+    empty(directory, |_| true)?;
+    match fs::remove_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed.doing("remove", directory),
+    }
 }
 
 /// Different in every process and call, on every machine.

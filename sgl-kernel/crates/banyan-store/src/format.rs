@@ -9,7 +9,12 @@ use crate::geometry::{BLOCK_BYTES, Geometry, MAX_LAYERS, Place, Segmenting};
 pub const FORMAT: u32 = 2;
 
 /// No epoch, generation or sequence number is greater: what comes after it still has one.
-const MOST_NUMBER: u64 = u64::MAX >> 8;
+pub const MOST_NUMBER: u64 = u64::MAX >> 8;
+
+/// Whether a writer that goes on from this number will not come to the last one.
+pub fn leaves_room(number: u64) -> bool {
+    number <= MOST_NUMBER / 2
+}
 
 /// Digest of everything that must agree before two pages may be exchanged.
 pub type Namespace = [u64; 4];

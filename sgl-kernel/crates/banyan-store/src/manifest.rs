@@ -47,8 +47,10 @@ impl Follower {
                 other => other.doing("open", &path)?,
             };
             let mut block = vec![0; BLOCK_BYTES];
-            if file.read_exact_at(&mut block, 0).is_err() {
-                continue;
+            match file.read_exact_at(&mut block, 0) {
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => continue,
+                // It says nothing about the manifest: an older one is not what the shelf holds.
+                read => read.doing("read", &path)?,
             }
             if let Some(header) = FileHeader::decode(FileKind::Manifest, &block) {
                 return Ok(Some(Self {
@@ -225,12 +227,18 @@ pub fn replace(
     }
     let len = written?;
     sync_directory(directory)?;
+    remove_others(directory, &named)?;
+    Ok((file, len))
+}
+
+/// Who was to remove them may have died before. Call it as the shelf's writer.
+pub fn remove_others(directory: &Path, named: &Path) -> Result<()> {
     for other in manifests(directory)? {
         if other != named {
             fs::remove_file(&other).doing("remove", &other)?;
         }
     }
-    Ok((file, len))
+    Ok(())
 }
 
 fn write(
@@ -261,7 +269,7 @@ mod tests {
     use super::*;
     use crate::format::{Identity, NO_PARENT, Record};
     use crate::geometry::Geometry;
-    use crate::testing::Scratch;
+    use crate::testing::{Scratch, refuse};
 
     fn header(epoch: u64) -> FileHeader {
         FileHeader {
@@ -370,6 +378,27 @@ mod tests {
         assert_eq!(
             Follower::open(&directory).unwrap().unwrap().header.number,
             1
+        );
+    }
+
+    #[test]
+    fn open_when_the_newest_manifest_cannot_be_read_then_an_error_and_when_it_is_short_the_one_before()
+     {
+        let scratch = Scratch::new();
+        let directory = scratch.path("");
+        replace(&directory, &header(1), std::iter::empty()).unwrap();
+        fs::write(directory.join("manifest-2"), [0; 100]).unwrap();
+        let found = Follower::open(&directory).unwrap().unwrap();
+        assert_eq!(found.header.number, 1);
+        // The thread ends with its filter.
+        let refused = std::thread::spawn(move || {
+            refuse(libc::SYS_pread64, libc::EIO);
+            Follower::open(&directory).unwrap_err().to_string()
+        });
+        let words = refused.join().unwrap();
+        assert!(
+            words.contains("cannot read") && words.contains("manifest-2"),
+            "{words}"
         );
     }
 

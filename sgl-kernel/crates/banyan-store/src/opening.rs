@@ -2,12 +2,13 @@
 //! Opening a store: which shelf becomes ours, and what it holds. Reads manifests, never records.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 
 use crate::catalog::Hit;
 use crate::directory::{ShelfId, Stripe};
-use crate::error::{Doing, Result, StoreError, passes};
-use crate::format::{Entry, FileHeader, FileKind, Namespace};
+use crate::error::{Doing, Result, StoreError, invalid};
+use crate::format::{Entry, FileHeader, FileKind, Namespace, leaves_room};
 use crate::geometry::{BLOCK_BYTES, Geometry};
 use crate::growth::{self, Limits};
 use crate::manifest::{self, Follower, Log, Tenants};
@@ -92,6 +93,7 @@ fn take_over(
     let Some(follower) = Follower::open(&directory)? else {
         return Ok(None);
     };
+    manifest::remove_others(&directory, follower.path())?;
     let recovered = recover(stripe, wanted, shelf, follower)?;
     Ok(Some((recovered, hold)))
 }
@@ -155,6 +157,9 @@ fn recover(
         tenants.apply(entry);
     })?;
     let mut header = follower.header.clone();
+    if !leaves_room(greatest.max(header.number)) {
+        return invalid!("its numbers come to an end: `banyan store evict` removes it");
+    }
     let segmenting = header.segmenting();
     let named = stripe.segments(shelf)?;
     let mut segments = Vec::with_capacity(named.len());
@@ -211,7 +216,7 @@ fn is_segment(stripe: &Stripe, shelf: &FileHeader, segment: u32) -> Result<bool>
     let file = owned::open(&path, Way::Read).doing("open", &path)?;
     let mut block = vec![0; BLOCK_BYTES];
     match file.read_exact_at(&mut block, 0) {
-        Err(error) if !passes(&error) => return Ok(false),
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(false),
         read => read.doing("read", &path)?,
     }
     let found = FileHeader::decode(FileKind::Segment, &block);
@@ -332,9 +337,9 @@ mod tests {
     use super::*;
     use crate::check::{Treatment, check, remove_idle};
     use crate::files::create_segment;
-    use crate::format::{ENTRY_BYTES, Identity, Kind, NO_PARENT, Record};
+    use crate::format::{ENTRY_BYTES, Kind, MOST_NUMBER};
     use crate::marks::{self, SILENCE};
-    use crate::testing::{Scratch, age};
+    use crate::testing::{Scratch, age, record, refuse};
 
     fn opened(stripe: &Stripe) -> (Opened, State) {
         let geometry = Geometry::new(&[4096]).unwrap();
@@ -354,24 +359,18 @@ mod tests {
     }
 
     /// What the medium does not hold, a manifest may name all the same.
-    fn publish(stripe: &Stripe, opened: &Opened) {
-        let header = &opened.header;
-        create_segment(stripe, header, 0, header.segmenting().file_bytes()).unwrap();
-        let identity = Identity {
-            key: [5; 4],
-            namespace: header.namespace,
-            generation: 1,
-        };
-        let entry = Entry {
-            sequence: 1,
+    fn entry(sequence: u64) -> Entry {
+        Entry {
+            sequence,
             kind: Kind::Publish,
             place: 0,
-            record: Record {
-                identity,
-                parent: NO_PARENT,
-                checksum: 0,
-            },
-        };
+            record: record(1),
+        }
+    }
+
+    fn publish(stripe: &Stripe, opened: &Opened, entry: &Entry) {
+        let header = &opened.header;
+        create_segment(stripe, header, 0, header.segmenting().file_bytes()).unwrap();
         let mut bytes = [0; ENTRY_BYTES];
         entry.encode(header.number, &mut bytes);
         opened.log.write_all_at(&bytes, opened.log_bytes).unwrap();
@@ -383,7 +382,7 @@ mod tests {
         let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
         let [theirs, ours] = ["theirs", "ours"].map(|boot| stripe.from_afar(boot));
         let (living, _) = opened(&theirs);
-        publish(&theirs, &living);
+        publish(&theirs, &living, &entry(1));
         let (just_made, made) = theirs.create_shelf().unwrap();
         let shelf = living.header.shelf;
         // Locks of another kernel's.
@@ -415,6 +414,82 @@ mod tests {
         assert!(marks::check(Some(&*mark)).is_err());
         remove_idle(&ours, None).unwrap();
         assert!(!ours.shelves().unwrap().contains(&just_made));
+    }
+
+    #[test]
+    fn manifest_when_the_one_before_was_left_then_gone_when_a_writer_goes_on() {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let (left, _) = opened(&stripe);
+        publish(&stripe, &left, &entry(1));
+        let directory = stripe.shelf(left.header.shelf, 0);
+        drop(left);
+        let [before, now] = ["manifest-0", "manifest-1"].map(|name| directory.join(name));
+        fs::copy(&now, &before).unwrap();
+        let (again, state) = opened(&stripe);
+        assert_eq!((again.header.number, state.counters.adopted_pages), (1, 1));
+        assert!(now.exists() && !before.exists());
+    }
+
+    #[test]
+    fn segment_when_it_cannot_be_read_then_an_error_and_when_it_is_short_then_none() {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let (opened, _) = opened(&stripe);
+        publish(&stripe, &opened, &entry(1));
+        let header = opened.header;
+        fs::write(stripe.segment(header.shelf, 1), [0; 100]).unwrap();
+        assert!(is_segment(&stripe, &header, 0).unwrap());
+        assert!(!is_segment(&stripe, &header, 1).unwrap());
+        // The thread ends with its filter.
+        let refused = std::thread::spawn(move || {
+            refuse(libc::SYS_pread64, libc::EIO);
+            is_segment(&stripe, &header, 0).unwrap_err();
+        });
+        refused.join().unwrap();
+    }
+
+    #[test]
+    fn shelf_when_its_numbers_come_to_an_end_then_nobody_writes_it_and_nothing_is_lost() {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let (left, _) = opened(&stripe);
+        publish(&stripe, &left, &entry(MOST_NUMBER));
+        let shelf = left.header.shelf;
+        let last = FileHeader {
+            number: MOST_NUMBER,
+            ..left.header.clone()
+        };
+        drop(left);
+        let (own, state) = opened(&stripe);
+        assert_eq!((own.sequence, state.counters.adopted_pages), (0, 0));
+
+        let directory = stripe.shelf(shelf, 0);
+        manifest::replace(&directory, &last, [entry(1)].into_iter()).unwrap();
+        let found = check(&stripe, Treatment::Repair).unwrap().findings;
+        assert!(found.len() == 1 && !found[0].is_repaired, "{found:?}");
+        assert!(Follower::open(&directory).unwrap().is_some());
+    }
+
+    #[test]
+    fn shelf_when_its_removal_was_interrupted_then_the_next_opening_ends_it_on_every_path() {
+        for stopped_at in [0, 1] {
+            let scratch = Scratch::new();
+            let paths = ["a", "b"].map(|name| scratch.path(name));
+            let stripe = Stripe::open_or_create(&paths).unwrap();
+            let (left, _) = opened(&stripe);
+            publish(&stripe, &left, &entry(1));
+            let (shelf, file_bytes) = (left.header.shelf, left.header.segmenting().file_bytes());
+            create_segment(&stripe, &left.header, 1, file_bytes).unwrap();
+            drop(left);
+            let obstacle = stripe.shelf(shelf, stopped_at).join("in the way");
+            fs::create_dir(&obstacle).unwrap();
+            remove_idle(&stripe, None).unwrap_err();
+            fs::remove_dir(&obstacle).unwrap();
+            let (_, state) = opened(&stripe);
+            assert_eq!(state.counters.adopted_pages, 0);
+            assert!((0..2).all(|path| !stripe.shelf(shelf, path).exists()));
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder};
+use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -71,4 +72,45 @@ impl Drop for Scratch {
 pub fn age(path: &Path, by: Duration) {
     let then = SystemTime::now() - by - Duration::from_secs(1);
     fs::File::open(path).unwrap().set_modified(then).unwrap();
+}
+
+/// From now on the kernel refuses this thread a system call with `errno`.
+pub fn refuse(call: libc::c_long, errno: i32) {
+    let line = |code: u32, jumps: (u8, u8), k: u32| libc::sock_filter {
+        code: code as u16,
+        jt: jumps.0,
+        jf: jumps.1,
+        k,
+    };
+    let mut filter = [
+        // The number of the system call is the first word.
+        line(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, (0, 0), 0),
+        line(
+            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+            (0, 1),
+            call as u32,
+        ),
+        line(
+            libc::BPF_RET | libc::BPF_K,
+            (0, 0),
+            libc::SECCOMP_RET_ERRNO | errno as u32,
+        ),
+        line(libc::BPF_RET | libc::BPF_K, (0, 0), libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_mut_ptr(),
+    };
+    // SAFETY: plain system calls; the kernel copies the program, which lives until they return.
+    let answers = unsafe {
+        [
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
+            libc::prctl(
+                libc::PR_SET_SECCOMP,
+                libc::SECCOMP_MODE_FILTER,
+                &raw const program,
+            ),
+        ]
+    };
+    assert_eq!(answers, [0, 0], "{}", io::Error::last_os_error());
 }

@@ -338,7 +338,7 @@ impl Device for UringDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Scratch;
+    use crate::testing::{Scratch, refuse};
     use std::time::Instant;
 
     #[test]
@@ -405,47 +405,6 @@ mod tests {
         reap_all(&mut device, 1, Duration::ZERO);
     }
 
-    /// From now on the kernel refuses this thread `io_uring_enter` with `errno`.
-    fn refuse_to_enter(errno: i32) {
-        let line = |code: u32, jumps: (u8, u8), k: u32| libc::sock_filter {
-            code: code as u16,
-            jt: jumps.0,
-            jf: jumps.1,
-            k,
-        };
-        let mut filter = [
-            // The number of the system call is the first word.
-            line(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, (0, 0), 0),
-            line(
-                libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
-                (0, 1),
-                libc::SYS_io_uring_enter as u32,
-            ),
-            line(
-                libc::BPF_RET | libc::BPF_K,
-                (0, 0),
-                libc::SECCOMP_RET_ERRNO | errno as u32,
-            ),
-            line(libc::BPF_RET | libc::BPF_K, (0, 0), libc::SECCOMP_RET_ALLOW),
-        ];
-        let program = libc::sock_fprog {
-            len: filter.len() as u16,
-            filter: filter.as_mut_ptr(),
-        };
-        // SAFETY: plain system calls; the kernel copies the program, which lives until they return.
-        let answers = unsafe {
-            [
-                libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
-                libc::prctl(
-                    libc::PR_SET_SECCOMP,
-                    libc::SECCOMP_MODE_FILTER,
-                    &raw const program,
-                ),
-            ]
-        };
-        assert_eq!(answers, [0, 0], "{}", io::Error::last_os_error());
-    }
-
     #[test]
     fn device_when_the_kernel_takes_nothing_for_a_moment_then_it_goes_on_and_of_any_other_error_tells()
      {
@@ -460,7 +419,7 @@ mod tests {
                 let Ok(mut device) = UringDevice::open() else {
                     return eprintln!("not tried: no io_uring here");
                 };
-                refuse_to_enter(errno);
+                refuse(libc::SYS_io_uring_enter, errno);
                 let mut completed = Vec::new();
                 for patience in [Duration::ZERO, Duration::from_millis(1)] {
                     let answers = [device.submit(), device.reap(patience, &mut completed)];
