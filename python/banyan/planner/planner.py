@@ -2,10 +2,10 @@
 """The planner of one rank: decides for each tail, learns from what was measured, remembers why.
 
 Invariants
-  1. A plan is never expected to take longer than recomputing by more than the error of the comparison. The only
-     exception is a trial: all that was found is moved, to measure it anew, where plans of its class have left some of
-     it so often that this costs ``1 / TRIAL_EVERY`` of computing each of them. Without trials lengths that were slow
-     once would never be moved again.
+  1. A plan is never expected to take longer than recomputing by more than the error of the comparison, with two
+     exceptions. A trial moves all that was found, to measure it anew, where plans of its class have left some of it so
+     often that this costs ``1 / TRIAL_EVERY`` of computing each of them. Without trials lengths that were slow once
+     would never be moved again. A plan that would leave one token to compute leaves a page more (``LONE_TOKEN``).
   2. Tails of one class (sources and length) change between moving and computing only when the other is better by more
      than the error: estimates that wobble around a tie do not make decisions flap.
   3. The same question of the same request gets the same answer: SGLang asks on every scheduling pass.

@@ -240,10 +240,13 @@ def test_plan_when_anything_was_measured_then_never_worse_than_recomputing_by_mo
     for number, one in enumerate(asked):
         plan = ours.decide(str(number), one)
         assert 0 <= plan.num_pages <= one.num_found
+        num_left = one.prompt_tokens - one.own_tokens - plan.num_pages * PAGE
+        assert plan.num_pages == 0 or num_left != 1
+        assert plan.reason is not PlanReason.LONE_TOKEN or num_left == PAGE + 1
         if plan.best is None or plan.recompute is None or plan.reason is PlanReason.TRIAL:
             continue
-        chosen = plan.best if plan.num_pages else plan.recompute
-        other = plan.recompute if plan.num_pages else plan.best
+        num_chosen = plan.num_pages + (plan.reason is PlanReason.LONE_TOKEN)
+        chosen, other = (plan.best, plan.recompute) if num_chosen else (plan.recompute, plan.best)
         assert chosen.total_us <= other.total_us + plan.best.error_us + 1e-6
 
 
