@@ -55,6 +55,20 @@ def test_pattern_when_it_is_made_to_be_long_to_look_at_then_that_ends_soon(patte
     assert time.process_time() - began_s < 5
 
 
+def nested(depth):
+    pattern = "xyz"
+    for _ in range(depth):
+        pattern = "(a?|)" * 4 + f"(?:{pattern})*+"
+    return pattern
+
+
+@pytest.mark.parametrize("pattern", [nested(9), "(?:a?|b?)" * 4 + "x" * 200])
+def test_pattern_when_its_choices_stand_before_much_else_then_each_part_is_looked_at_once(pattern):
+    began_s = time.process_time()
+    may_not_end(pattern)
+    assert time.process_time() - began_s < 5
+
+
 def test_pattern_when_it_is_none_then_the_error_is_pythons():
     with pytest.raises(re.error):
         may_not_end("(")

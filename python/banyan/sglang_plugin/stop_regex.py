@@ -28,8 +28,8 @@ ENDLESS = 10_000
 """Stands for a repeat without a bound: an answer has as many letters."""
 
 MOST_WAYS = 4 * ENDLESS
-MOST_PATHS, MOST_STEPS, MOST_VARYING = 16, 256, 32
-"""What is larger is refused: to look at it takes time as well."""
+MOST_PATHS, MOST_STEPS, MOST_VARYING, MOST_LOOKS = 16, 256, 32, 4096
+"""What is larger is refused: to look at it takes time as well. ``MOST_LOOKS``: at parts of one pattern, in all."""
 
 _SAMPLE = "".join(map(chr, range(256))) + "ſКы٣一\u2003\u2028\u0301😀"
 
@@ -101,12 +101,17 @@ class _Paths:
         self._state = pattern.state
         self._alphabet = "".join(sorted({*_SAMPLE, *_named(pattern)}))
         self._any = (1 << len(self._alphabet)) - 1
+        self._num_looks = 0
 
     def of(self, items: Iterable[tuple[Any, Any]]) -> list[_Path]:
         paths: list[_Path] = [()]
         for op, value in items:
-            paths = [path + more for path in paths for more in self._of_one(op, value)]
-            if len(paths) > MOST_PATHS or any(len(path) > MOST_STEPS for path in paths):
+            ends = self._of_one(op, value)
+            self._num_looks += len(paths) * len(ends)
+            if len(paths) * len(ends) > MOST_PATHS or self._num_looks > MOST_LOOKS:
+                raise _TooLarge
+            paths = [path + end for path in paths for end in ends]
+            if any(len(path) > MOST_STEPS for path in paths):
                 raise _TooLarge
         return paths
 
