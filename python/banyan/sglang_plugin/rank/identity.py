@@ -71,6 +71,7 @@ class Identity:
         files that were to be loaded, as they were before."""
         self._server_args = server_args
         self._server = server
+        self._engine = f"sglang {importlib.metadata.version('sglang')}"
         self._pool = pool
         self.weights_sha256 = ""
         if config.knows_weights:
@@ -104,7 +105,7 @@ class Identity:
             weights_sha256=self.weights_sha256,
             weights_epoch=int(changes != ""),
             server=f"weights {content}" if content else self._server + changes if changes else "",
-            engine=f"sglang {importlib.metadata.version('sglang')}",
+            engine=self._engine,
             model_config_sha256=self._config_sha256,
             kv_dtype=str(pool.dtype),
             page_tokens=page_tokens,
