@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of docs/network.md with the page server, Mooncake and a shared mount side by side. Written by ``make
-docs``."""
+"""The table of docs/benchmarks/network.md with the page server, Mooncake and a shared mount side by side, written by
+``make docs``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/network.md, from runs whose figures are kept beside it. Written by ``make docs``."""
+"""The tables of docs/benchmarks/network.md, from runs whose figures are kept beside it. Written by ``make docs``."""
 
 from __future__ import annotations
 

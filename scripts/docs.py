@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 sys.path.append(str(Path(__file__).parent))
 import patch_index as index
 import watching
-from tables import knob_table, path_table
+from tables import figure_table, knob_table, path_table
 
 from banyan import config, patches
 from banyan.router import settings
@@ -36,6 +36,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "knobs nodes": lambda: knob_table(config.Config, config.NODES),
     "knobs gpu": lambda: knob_table(config.Config, config.GPU),
     "knobs router": lambda: knob_table(settings.Settings, settings.ROUTER),
+    "other figures": lambda: figure_table((ROOT / "docs" / "operations.md").read_text(), "other figures"),
     "paths": path_table,
     "pd figures": pd_page.table,
     "dual figures": pd_page.dual_table,

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of the documentation that are read off the product: its knobs, and the router's paths."""
+"""Tables of the documentation that are read off the product: its knobs, its figures, and the router's paths."""
 
 from __future__ import annotations
 
+import re
+from fnmatch import fnmatchcase
 from typing import Any
 
 from banyan import knobs
 from banyan.router.paths import OTHER, ROWS, By, To
+from banyan.telemetry import SERIES
+from banyan.telemetry.gauges import STORE_PREFIX
 
 
 def knob_table(settings: type, group: str) -> str:
@@ -40,4 +44,16 @@ def path_table() -> str:
         named = ", ".join(f"`{path}`" if path != OTHER.path else "any other path" for path in paths)
         whom = f"{to.value}. Only this machine may ask" if is_ours else to.value
         lines.append(f"| {named} | {whom} | {by.value} |")
+    return "\n".join(lines) + "\n"
+
+
+def figure_table(page: str, made: str) -> str:
+    """What ranks tell and ``page`` does not name, but for the table itself, which stands behind ``made`` there."""
+    before, _, behind = page.partition(f"<!-- made: {made} -->")
+    named = set(re.findall(r"`([a-z0-9_*]+)`", before + behind.partition("<!-- end -->")[2]))
+    lines = ["| figure | meaning |", "|---|---|"]
+    for name, series in SERIES.items():
+        names = (name, name.removeprefix(STORE_PREFIX))
+        if not any(fnmatchcase(one, pattern) for one in names for pattern in named):
+            lines.append(f"| `{name}` | {series.text} |")
     return "\n".join(lines) + "\n"

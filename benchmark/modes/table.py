@@ -11,14 +11,21 @@ from typing import Any
 
 from benchmark.modes.asking import LONGEST, NUM_PROMPTS, SHORTEST, SOURCES
 from benchmark.modes.rows import ADAPTER, DRAFT, DRAFT_OF_LAYERS, MODEL, MODES, PORT, STORE, Mode
+from benchmark.provenance import MOVED
 
 HEAD = """# Modes of SGLang, and what Banyan does in each
 
-Made by `make modes`, which starts every mode on SGLang's CPU engine with a tiny model of random weights; a test keeps
-the list of modes true. *Served*: prompts were asked at one rank and then at the next; the outputs were those of a
-server that shares nothing, and cached tokens came from where the columns say. *Refused*: the server does not start, and
-this is the line. *Not run*: this needs what the machine of the run does not have; nothing is claimed about it. The
-servers are forks of one process that has SGLang imported; from there on they are `python -m sglang.launch_server`.
+`make modes` starts SGLang's CPU engine in every mode, with a tiny model of random weights. A test compares this page
+with the list of modes. The servers are forks of one process that has imported SGLang; from there on they are
+`python -m sglang.launch_server`.
+
+- **Served**: each prompt was asked at one rank and then at the next, of a server with Banyan and of one that shares
+  nothing, and the outputs were equal. *device*, *peer*, *host* and *storage*: cached tokens from the rank's own pool,
+  another rank's pool, host memory and the store. *Hits to one rank's*: tokens found when the prompts were asked again,
+  over those that a server with a single rank finds; empty where there was no such server. *Both at work*: of ranks in
+  step (data-parallel attention: all ranks make each step together), how far log probabilities move when all compute.
+- **Refused**: the server ends at its start, with this line.
+- **Not run**: the machine of the run does not have what the mode needs; nothing is claimed about it.
 
 """
 EXERCISED = (
@@ -29,7 +36,7 @@ EXERCISED = (
 SERVED_HEAD = """
 ## Served
 
-| mode | flags | model | device | peer | host | storage | outputs | of one rank's hits |
+| mode | flags | model | device | peer | host | storage | outputs | hits to one rank's |
 |---|---|---|---|---|---|---|---|---|
 """
 REFUSED_HEAD = """
@@ -49,10 +56,10 @@ NEEDS_HEAD = """
 WITHOUT_A_ROW = """
 ## Without a row
 
-These have neither a row nor an end-to-end test: several answers to a prompt (`n` above 1), log probabilities of the
-prompt, retraction of running requests, preemption by priority, several adapters or adapters that are loaded while the
-server runs, two-batch overlap alone, sessions that stream, quantised weights, weight updates other than from disk and
-from tensors, `torch.compile`, hidden states, parsers of tools and reasoning, AMD's GPUs and NPUs.
+These have neither a row nor an end-to-end test: retraction of running requests, preemption by priority, several
+adapters or adapters that are loaded while the server runs, two-batch overlap alone, sessions that stream, quantised
+weights, weight updates other than from disk and from tensors, `torch.compile`, hidden states, parsers of reasoning,
+calls that a parser of tools finds, AMD's GPUs and NPUs.
 """
 NOT_EXERCISED = ("no overlap of scheduler and forward", "priorities", "longest prefix first", "mixed chunks")
 """Modes that only act where several requests wait or run, which the harness never brings about."""
@@ -81,8 +88,13 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _runs(rows: Sequence[Mapping[str, Any]]) -> str:
     """On which commits, days and machines how many of the rows ran."""
-    runs = Counter(row.get("where", "a commit that was not kept") for row in rows)
-    return "\n" + _wrapped(f"Runs: {'; '.join(f'{count} rows at {where}' for where, count in runs.items()) or 'none'}.")
+    ran = [row for row in rows if row["verdict"] != "needs"]
+    runs = Counter(row.get("where", "a commit that was not kept") for row in ran)
+    said = "; ".join(f"{count} row{'s' * (count > 1)} at {where}" for where, count in runs.items()) or "none"
+    said += f"; {len(rows) - len(ran)} did not run." if len(ran) < len(rows) else "."
+    if any(MOVED in where for where in runs):
+        said += f" `{MOVED}`: the checkout went on meanwhile; named is the commit that these rows began at."
+    return "\n" + _wrapped(f"Runs: {said}")
 
 
 def _wrapped(text: str) -> str:

@@ -57,7 +57,7 @@ def summary(found: Found) -> str:
     """In one line."""
     in_step = [one for one in found if one[0].is_in_step]
     crashed = sum(verdict.has_crashed for _, verdict in found)
-    return f"{_share(found)} shared; with ranks in step {_share(in_step)}; {crashed} crashed"
+    return f"{_share(found)} shared; with ranks in step (data-parallel attention) {_share(in_step)}; {crashed} crashed"
 
 
 def _share(found: Found) -> str:

@@ -217,8 +217,8 @@ class Config:
         DEFAULT_TOLD_SHARE,
         "--banyan-told-share",
         TIERS,
-        """Share of a tier for the pages that one tenant wants kept; those of all tenants together may take half of it.
-        0: nothing is kept.""",
+        """Share of a tier for the pages that the cache is told to keep for one tenant (pin, retain); those of all
+        tenants together may take half of it. 0: nothing is kept.""",
         metavar="SHARE",
         parse=float,
         check=told_share_of,
@@ -289,7 +289,8 @@ class Config:
         "--banyan-listen",
         NODES,
         """Lease pages of the host arena to other nodes, at this port and the next one; with tensor parallelism each
-        further shard takes the next two ports. Without this flag nothing listens.""",
+        further shard takes the next two ports. Without it nothing listens, but for NIXL where --banyan-carrier nixl
+        borrows.""",
         metavar="HOST:PORT",
         check=lambda value: addresses((value,)) if value else None,
         unset="nothing listens",

@@ -100,7 +100,9 @@ def test_wheels_beside_it_when_they_are_opened_then_each_holds_its_package_and_w
 
 def test_laboratory_when_it_is_not_installed_then_one_line_says_how_to_have_it(alone_installed):
     done = alone_installed.run("banyan", "sim", "dp")
-    assert done.returncode == 2 and done.stderr.startswith("banyan sim: not installed: pip install banyan-lab")
+    assert done.returncode == 2 and done.stderr.startswith(
+        "banyan sim: not installed: pip install build/dist/banyan_lab-*.whl"
+    )
 
 
 def test_server_when_no_cpu_engine_is_installed_then_its_dry_run_says_what_is_missing(alone_installed):

@@ -65,8 +65,9 @@ def test_alerts_when_series_say_that_something_is_wrong_then_they_fire_and_other
 
     allowed = {"store_write_bytes_per_day": "1440x600"}
     cases = [
-        case({"fetches_failed": "0x27 1x3"}, "BanyanFetchFailed", True),
-        case({"fetches_failed": "1x30"}, "BanyanFetchFailed", False),
+        case({"fetches_failed": "0x27 1x3", "fetches": "0+1x30"}, "BanyanFetchFailed", True),
+        case({"fetches_failed": "0x27 1x3", "fetches": "0+100x30"}, "BanyanFetchFailed", False),
+        case({"store_checksum_failures": "0x27 1x3"}, "BanyanPageDamaged", True),
         case({"num_live_ranks": "1x30", "num_ranks": "2x30"}, "BanyanRankGone", True),
         case({"num_live_ranks": "2x30", "num_ranks": "2x30"}, "BanyanRankGone", False),
         case({"num_quarantined_pages": "60x30", "num_pool_pages": "375x30"}, "BanyanQuarantine", True),

@@ -15,7 +15,9 @@ from benchmark.metrics import ranged
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGE, README, DEPLOYMENT = DOCS / "benchmarks.md", ROOT / "README.md", DOCS / "deployment.md"
-UPGRADE = "a rolling upgrade under load"
+SERVING = DOCS / "benchmarks" / "serving.md"
+CAPACITY = DOCS / "design" / "0014-one-capacity.md"
+UPGRADE, AIMS = "a rolling upgrade under load", "**The aims** of `make overhead`"
 
 
 class Figure(NamedTuple):
@@ -33,7 +35,7 @@ def middle(value: Mapping[str, float]) -> str:
 
 
 def by_three(value: Mapping[str, float]) -> str:
-    return f"{value['median']:.3f}"
+    return f"{value['median']:.3f} ({value['min']:.2f}-{value['max']:.2f})"
 
 
 def count(value: float) -> str:
@@ -101,12 +103,37 @@ def rows_that_miss_with(*words: str) -> Callable[[Any], str]:
     return said
 
 
-def of_overhead(line: str, figure: str, said: Callable[[Any], str], *cases: str) -> list[Figure]:
+def span(figure: str, *, without: tuple[str, str] | None = None) -> Callable[[Any], str]:
+    """The least and the most of a figure's medians over all rows, but for the one of these ranks and this case."""
+
+    def said(by_ranks: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+        found = [
+            row[figure]["median"]
+            for ranks, rows in by_ranks.items()
+            for row in rows
+            if row[figure] is not None and (ranks, row["case"]) != without
+        ]
+        return f"{min(found):.2f} to {max(found):.2f}"
+
+    return said
+
+
+def of_overhead(figure: str, said: Callable[[Any], str], *cases: str, ranks: str) -> list[Figure]:
+    """In what the page of servers says of the aims."""
+    return [Figure(SERVING, AIMS, "overhead", f"by_ranks/{ranks}/case={case}/{figure}", said) for case in cases]
+
+
+def where_steps_take_milliseconds(page: Path, line: str) -> list[Figure]:
+    spans = (span("throughput"), span("ttft"), span("step", without=("2", "1 stream")), rows_that_miss)
     return [
-        Figure(PAGE, line, "overhead", f"by_ranks/{ranks}/case={case}/{figure}", said)
-        for ranks in ("1", "2")
-        for case in cases
+        *(Figure(page, line, "overhead", "by_ranks", said) for said in spans),
+        Figure(page, line, "overhead", "by_ranks/2/case=1 stream/step", ranged),
     ]
+
+
+def of_last_sample(name: str) -> Callable[[Any], str]:
+    """What the ranks have counted under this name when a soak ends."""
+    return lambda samples: str(sum(rank[name] for rank in samples[-1]["ranks"].values()))
 
 
 POOLS_FIT = (
@@ -115,12 +142,11 @@ POOLS_FIT = (
 )
 
 
-def where_pools_fit(page: Path, line: str, *, without: str = "") -> list[Figure]:
-    """Banyan's times over those of the others, but for one."""
+def where_pools_fit(page: Path, line: str) -> list[Figure]:
+    """Banyan's times over those of the others."""
     return [
         Figure(page, line, "alternatives_fit", f"against/trace={trace},ours=banyan,other={other}/ttft_ratio", middle)
         for trace, other in POOLS_FIT
-        if other != without
     ]
 
 
@@ -142,9 +168,6 @@ def of_ray_serve(side: str) -> Figure:
 
 
 NO_ARENA = "rows/system=banyan no arena"
-
-SERVING = DOCS / "benchmarks" / "serving.md"
-CAPACITY = DOCS / "design" / "0014-one-capacity.md"
 
 
 def of_both_commits(line: str, ranks: int, case: str) -> list[Figure]:
@@ -182,6 +205,9 @@ FIGURES = [
         )
     ),
     Figure(SERVING, "of 1,000 outputs equal those of sharing off", "bench_500", "outputs/on_against_off", equal),
+    Figure(README, "All 500 conversations", "bench_500", "ttft_ratios/on_to_off_first_run", middle),
+    Figure(README, "All 500 conversations", "bench_500", "ttft_ratios/on_to_off_second_run", middle),
+    Figure(README, "All 500 conversations", "bench_500", "outputs/on_against_off", equal),
     Figure(README, "They differ in sharing alone", "bench", "ttft_ratios/on_to_off_second_run", ranged),
     Figure(README, "first run, where nothing can be shared", "bench", "ttft_ratios/on_to_off_first_run", middle),
     Figure(
@@ -199,9 +225,7 @@ FIGURES = [
         second_run,
     ),
     *where_pools_fit(README, "Where the pools hold the work"),
-    *where_pools_fit(PAGE, "Where pools hold the work", without="stock"),
     *with_a_store_where_pools_fit(README, "Where the pools hold the work"),
-    *with_a_store_where_pools_fit(PAGE, "Where pools hold the work"),
     *where_pools_fit(DOCS / "benchmarks" / "alternatives.md", "Where pools hold the work, Banyan is not ahead"),
     *(
         Figure(page, line, "gpu", f"server_graphs/{kind}/{run}/ttft_p50_s", ms_of_s)
@@ -209,7 +233,12 @@ FIGURES = [
         for kind in ("off", "peer")
         for run in ("first", "second")
     ),
-    Figure(PAGE, "prompts that nobody has seen |", "first_run", "rows/prompt_tokens=570/ttft_ratios/on", by_three),
+    *(
+        Figure(
+            PAGE, "prompts that nobody has seen |", "first_run", f"rows/prompt_tokens={size}/ttft_ratios/on", by_three
+        )
+        for size in (570, 1150)
+    ),
     Figure(PAGE, "eight ranks, sixteen requests", "ranks", "rows/dp=8,requests_per_rank=16/ttft_ratios/2", ranged),
     *(
         Figure(PAGE, "asked for at random times", "rates", f"verdicts/systems/{system}/within/{rate}/5", hundredths)
@@ -233,15 +262,15 @@ FIGURES = [
     Figure(PAGE, "told to keep, to bring", "soak", "num_compared", count),
     Figure(PAGE, "told to keep, to bring", "soak", "answers", harmful),
     *(
+        Figure(PAGE, "told to keep, to bring", "soak", "samples", of_last_sample(name))
+        for name in ("fetches_failed", "read_failed_pages")
+    ),
+    *(
         Figure(PAGE, "one prompt of 100,000 tokens", "long_prompt", f"rows/prompt={prompt}/seconds", tenths)
         for prompt in ("computed", "from the other rank", "from the arena", "from the store")
     ),
-    *of_overhead(
-        "where forwards take milliseconds",
-        "throughput",
-        ranged,
-        *("prompts of 512", "prompts of 64", "64 streams", "256 streams"),
-    ),
+    *where_steps_take_milliseconds(PAGE, "where forwards take milliseconds"),
+    *where_steps_take_milliseconds(README, "With nothing to share"),
     Figure(PAGE, "with the host arena switched off", "pressure_small", f"{NO_ARENA}/hits_to_router", ranged),
     Figure(PAGE, "with the host arena switched off", "pressure_small", f"{NO_ARENA}/hits_to_single", ranged),
     Figure(PAGE, "with the host arena switched off", "pressure", f"{NO_ARENA}/hits_to_single", middle),
@@ -251,13 +280,15 @@ FIGURES = [
     Figure(
         CAPACITY, "| Banyan without its arena | banyan_cpu |", "pressure_small", f"{NO_ARENA}/hits_to_router", middle
     ),
-    Figure(PAGE, "the same: time between tokens", "overhead", "by_ranks/2/case=1 stream/step", ranged),
-    Figure(README, "With nothing to share", "overhead", "by_ranks/2/case=1 stream/step", ranged),
-    *of_overhead("the same: time to the first token", "ttft", ranged, "prompts of 512", "256 streams"),
-    *of_overhead("the same: time of the scheduler thread", "scheduler_us", ms, "prompts of 512"),
-    *of_overhead("the same: time of the scheduler thread", "scheduler_step_us", ms, "64 streams", "256 streams"),
+    *of_overhead("scheduler_us", ms, "prompts of 512", ranks="1"),
+    *of_overhead("dispatcher_us", ms, "prompts of 512", ranks="2"),
     *(
-        Figure(PAGE, "aims of `make overhead` that are missed", "overhead", "by_ranks", said)
+        figure
+        for ranks in ("1", "2")
+        for figure in of_overhead("scheduler_step_us", ms, "64 streams", "256 streams", ranks=ranks)
+    ),
+    *(
+        Figure(SERVING, AIMS, "overhead", "by_ranks", said)
         for said in (
             rows_that_miss,
             rows_that_miss_with("throughput"),
@@ -265,7 +296,6 @@ FIGURES = [
             rows_that_miss_with("us a call"),
         )
     ),
-    Figure(README, "With nothing to share", "overhead", "by_ranks", rows_that_miss),
     *map(
         of_ray_serve,
         ("banyan route", "Banyan's router in Ray Serve", "Ray Serve, prefix-aware", "Ray Serve, power of two choices"),

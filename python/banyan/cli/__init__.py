@@ -53,7 +53,8 @@ def _run_in_laboratory(name: str, words: Sequence[str]) -> int:
         if importlib.util.find_spec(entry.module.partition(".")[0]) is not None:
             status: int = entry.load()(words)
             return status
-    print(f"banyan {name}: not installed: pip install banyan-lab (in a checkout: make setup)", file=sys.stderr)
+    way_out = "pip install build/dist/banyan_lab-*.whl, which `make wheel` makes in a checkout"
+    print(f"banyan {name}: not installed: {way_out}", file=sys.stderr)
     return 2
 
 

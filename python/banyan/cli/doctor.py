@@ -122,7 +122,10 @@ def _entry_point() -> Finding:
     is_ok = "banyan" in names and (allowed is None or "banyan" in allowed)
     detail = f"plugins {names}" + ("" if allowed is None else f", SGLANG_PLUGINS allows {allowed}")
     return Finding(
-        "entry point", is_ok, detail, "pip install banyan into SGLang's environment; allow it in SGLANG_PLUGINS"
+        "entry point",
+        is_ok,
+        detail,
+        "install Banyan's wheel (build/dist of `make wheel`) into SGLang's environment; allow it in SGLANG_PLUGINS",
     )
 
 

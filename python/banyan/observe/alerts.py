@@ -169,10 +169,11 @@ RULES = (
     ),
     Rule(
         "BanyanFetchFailed",
-        CRITICAL,
-        Grown("fetches_failed"),
-        "copies did not land; their requests were run again",
-        "With a store, run `banyan fsck`. Without one, look for `banyan:` in the rank's log.",
+        WARNING,
+        Share("fetches_failed", ("fetches",), 0.01),
+        "copies do not land: their requests are run again without the cache, or end with 503",
+        "No token is wrong. A store that is too small loses pages under their readers, and flushes cut reads off: see "
+        "read_failed_pages, and pull_failed_pages for other nodes. Else look for `banyan:` in the rank's log.",
     ),
     Rule(
         "BanyanThreadEnded",
@@ -183,10 +184,17 @@ RULES = (
     ),
     Rule(
         "BanyanPageDamaged",
-        WARNING,
-        Grown("read_failed_pages"),
-        "pages of the store were damaged or could not be read; they are computed again",
+        CRITICAL,
+        Grown("store_checksum_failures"),
+        "pages of the store were damaged; they are computed again",
         "Look at the drive (smartctl, dmesg), then `banyan fsck --repair` while no server uses the shelf.",
+    ),
+    Rule(
+        "BanyanStoreReadErrors",
+        WARNING,
+        Grown("store_read_errors"),
+        "the store's device failed reads; their pages are computed again",
+        "Look at the drive (smartctl, dmesg), or at the library of the store.",
     ),
     Rule(
         "BanyanStoreStalls",

@@ -50,7 +50,9 @@ class Counters:
     plans_computed: int = _of("plans that compute a tail although a peer held pages of it")
     fetches: int = _of("leases granted, one for each request that fetched")
     fetches_refused: int = _of("leases refused because a page moved after the lookup; the request was computed instead")
-    fetches_failed: int = _of("copies that did not land; SGLang aborts the requests of that batch")
+    fetches_failed: int = _of(
+        "copies that did not land: their requests are run again without the cache, or end with 503"
+    )
     fetched_pages: int = _of("pages copied out of a peer's pool")
     fetched_bytes: int = _of("bytes read from peers' pools")
     copied_bytes: int = _of("bytes written to this rank's pool, local duplicates of one fetch included")
@@ -77,7 +79,9 @@ class Counters:
     read_pages: int = _of("pages that were read from the store and verified")
     read_bytes: int = _of("bytes read from the store")
     read_us: int = _of("time from the first to the last of each read")
-    read_failed_pages: int = _of("pages that the store could not read, or that failed their checksum")
+    read_failed_pages: int = _of(
+        "pages asked of the store that did not come: overwritten, late, cut off by a flush, unreadable, or damaged"
+    )
     reads_dropped_pages: int = _of("pages in the store that were not read: no frame, or too many reads on their way")
     resharded_pages: int = _of("of the pages read from the store, those put together from what another --tp has stored")
     resharded_bytes: int = _of("bytes read from the store for them")

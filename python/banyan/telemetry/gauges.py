@@ -38,7 +38,7 @@ GAUGES = {
 
 STATE_COUNTERS = {
     "num_failures": "faults of Banyan's own in any process of this server, which SGLang was spared; please report them",
-    "num_arena_evicted_pages": "pages that it has evicted since the start",
+    "num_arena_evicted_pages": "pages that this rank's part of the host arena has evicted since the start",
 }
 """Of the same state, what only grows."""
 

@@ -70,7 +70,7 @@ def test_page_when_lines_were_judged_then_it_counts_them_by_family_and_by_what_r
     ]
     outs = [(line("b", arguments=("--banyan-share", "off")), Verdict(True)), (line("c"), Verdict(True))]
     page = table.page(found, outs, "commit abc, 2026-11-26, a machine")
-    assert "1 of 3 shared; with ranks in step 0 of 1; 1 crashed.\nCommit abc, 2026-11-26, a machine." in page
+    assert "1 of 3 shared; with ranks in step (data-parallel attention) 0 of 1; 1 crashed.\nCommit abc, 2026" in page
     assert "| Llama | 2 | 1 | `--pp-size` 1, the model 1 | `--enable-banyan --tp 8` |" in page
     assert "| Odd | 1 | 0 | the model 1 | - |" in page
     assert "| the model | 2 | 1 |" in page and "| `--pp-size` | 1 | 0 |" in page

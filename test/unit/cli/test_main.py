@@ -39,7 +39,7 @@ def test_laboratory_when_it_is_missing_then_one_line_says_how_to_have_it(is_brok
     monkeypatch.setattr(cli.importlib.metadata, "entry_points", lambda **_: [entry] if is_broken else [])
     assert cli.main(["sim", "dp"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("banyan sim: not installed: pip install banyan-lab")
+    assert line.startswith("banyan sim: not installed: pip install build/dist/banyan_lab-*.whl")
 
 
 def test_help_when_asked_for_then_the_laboratory_is_listed_and_not_imported(capsys):

@@ -40,7 +40,7 @@ def test_top_once_when_the_server_shares_then_ranks_hits_store_and_alerts_are_th
         "B/day of",
     ):
         assert word in text
-    assert "critical  BanyanFetchFailed (rank 1): copies did not land" in text
+    assert "warning   BanyanFetchFailed (rank 1): copies do not land" in text
     assert "90.0% of the pages held are distinct" in text
 
 
