@@ -297,7 +297,8 @@ fn settle(
     else {
         return Ok(());
     };
-    let is_repaired = hold.is_some() && leaves_room(header.number);
+    let hold = hold.filter(|_| leaves_room(header.number));
+    let is_repaired = hold.is_some();
     if num_damaged > 0 {
         report.findings.push(Finding {
             shelf,
@@ -320,8 +321,8 @@ fn settle(
             });
         }
     }
-    if is_repaired {
-        header.number += 1;
+    if let Some(hold) = hold {
+        header.number = hold.next_epoch(header.number);
         header.sequence = 0;
         let good = entries.into_iter().filter(|entry| is_bad(entry).is_none());
         manifest::replace(&stripe.shelf(shelf, 0), &header, good)?;

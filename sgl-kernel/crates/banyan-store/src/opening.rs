@@ -93,8 +93,8 @@ fn take_over(
     let Some(follower) = Follower::open(&directory)? else {
         return Ok(None);
     };
-    manifest::remove_others(&directory, follower.path())?;
-    let recovered = recover(stripe, wanted, shelf, follower)?;
+    manifest::remove_before(&directory, follower.header.number)?;
+    let recovered = recover(stripe, wanted, &hold, follower)?;
     Ok(Some((recovered, hold)))
 }
 
@@ -143,9 +143,10 @@ fn fresh(stripe: &Stripe, wanted: &Wanted<'_>, shelf: ShelfId) -> Result<Recover
 fn recover(
     stripe: &Stripe,
     wanted: &Wanted<'_>,
-    shelf: ShelfId,
+    hold: &Hold,
     mut follower: Follower,
 ) -> Result<Recovered> {
+    let shelf = follower.header.shelf;
     let mut tenants = Tenants::default();
     let mut greatest = follower.header.sequence;
     let mut num_entries = 0u64;
@@ -183,16 +184,17 @@ fn recover(
         || num_lost + num_bad > 0
         || is_wordy
         || follower.num_damaged() > 0
-        // A last owner that was only silent may go on to append: to a file that is gone.
-        || stripe.is_shared()
+        // The last owner may go on to append: to a file that is gone.
+        || hold.mark.follows_silence
     {
-        header.number += 1;
+        header.number = hold.next_epoch(header.number);
         header.sequence = 0;
         let known = entries.iter().copied();
         manifest::replace(&stripe.shelf(shelf, 0), &header, known)?
     } else {
         continue_log(&follower)?
     };
+    hold.mark.confirm()?;
     for segment in stripe.segments(shelf)? {
         if !segments.contains(&segment) {
             let path = stripe.segment(shelf, segment);
@@ -338,7 +340,7 @@ mod tests {
     use crate::check::{Treatment, check, remove_idle};
     use crate::files::create_segment;
     use crate::format::{ENTRY_BYTES, Kind, MOST_NUMBER};
-    use crate::marks::{self, SILENCE};
+    use crate::marks::{Reach, SILENCE};
     use crate::testing::{Scratch, age, record, refuse};
 
     fn opened(stripe: &Stripe) -> (Opened, State) {
@@ -380,7 +382,7 @@ mod tests {
     fn shelf_when_its_machine_lives_then_left_alone_by_all_and_when_it_is_silent_then_taken_over() {
         let scratch = Scratch::new();
         let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
-        let [theirs, ours] = ["theirs", "ours"].map(|boot| stripe.from_afar(boot));
+        let [theirs, ours] = ["theirs", "ours"].map(|boot| stripe.seen_by(Reach::named(boot, 1)));
         let (living, _) = opened(&theirs);
         publish(&theirs, &living, &entry(1));
         let (just_made, made) = theirs.create_shelf().unwrap();
@@ -405,15 +407,45 @@ mod tests {
         }
         assert!(!ours.is_in_use(shelf).unwrap());
         let (taken, state) = opened(&ours);
-        assert_eq!((taken.header.shelf, taken.header.number), (shelf, 2));
+        assert!(taken.header.shelf == shelf && leaves_room(taken.header.number));
         assert_eq!(state.counters.adopted_pages, 1);
+        // A manifest that its last writer was about to make is behind.
+        let behind = FileHeader {
+            number: 2,
+            ..living.header.clone()
+        };
+        let directory = ours.shelf(shelf, 0);
+        manifest::replace(&directory, &behind, std::iter::empty()).unwrap();
+        let found = Follower::open(&directory).unwrap().unwrap();
+        assert_eq!(found.header.number, taken.header.number);
         // What its last writer appends now lies in a file that is gone.
         assert_eq!(living.log.metadata().unwrap().nlink(), 0);
-        let mark = mark.unwrap();
-        mark.sign();
-        assert!(marks::check(Some(&*mark)).is_err());
+        assert!(mark.confirm().is_err());
         remove_idle(&ours, None).unwrap();
         assert!(!ours.shelves().unwrap().contains(&just_made));
+    }
+
+    #[test]
+    fn shelf_when_its_writer_has_the_folder_on_its_own_drive_then_a_machine_that_mounts_it_leaves_it_alone()
+     {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let [home, later] =
+            ["home", "later"].map(|boot| stripe.seen_by(Reach::named(boot, 1).local()));
+        let afar = stripe.seen_by(Reach::named("afar", 1));
+        let (living, _) = opened(&home);
+        publish(&home, &living, &entry(1));
+        let shelf = living.header.shelf;
+        age(&home.shelf(shelf, 0).join("lock"), SILENCE);
+        let Hold { lock, mark } = living.hold;
+        drop(lock);
+        assert!(afar.is_in_use(shelf).unwrap());
+        assert!(remove_idle(&afar, None).unwrap().is_empty());
+        // Its machine was switched off, and on again.
+        let (again, state) = opened(&later);
+        assert_eq!((again.header.shelf, again.header.number), (shelf, 1));
+        assert_eq!(state.counters.adopted_pages, 1);
+        drop(mark);
     }
 
     #[test]
@@ -496,7 +528,7 @@ mod tests {
     fn shelf_when_a_killed_server_of_this_machine_had_it_then_taken_back_at_once() {
         let scratch = Scratch::new();
         let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
-        let ours = stripe.from_afar("ours");
+        let ours = stripe.seen_by(Reach::named("ours", 1));
         let (killed, _) = opened(&ours);
         let Hold { lock, mark } = killed.hold;
         drop(lock);
