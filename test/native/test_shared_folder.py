@@ -161,6 +161,22 @@ def test_node_when_it_comes_back_and_another_has_its_shelf_then_it_writes_no_mor
         assert asked(heir, f"fetch {pages(first)}", "fetched") == [str(NUM_PAGES), str(NUM_PAGES), "0"]
 
 
+def test_mount_when_it_hangs_as_another_name_is_looked_for_then_nobody_waits_for_ever(
+    servers: list[tuple[Path, subprocess.Popen[str]]],
+) -> None:
+    point, server = servers[0]
+    store = Store.open(
+        [str(point / "kv")], b"n" * 32, LAYER_BYTES, quota_bytes=SPACE.quota_bytes, floor_bytes=0, stall_s=0.2
+    )
+    server.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(TimeoutError, match="what other writers"):
+            store.beside(b"o" * 32, LAYER_BYTES, 1)
+    finally:
+        server.send_signal(signal.SIGCONT)
+    store.close()
+
+
 def test_folder_when_one_node_has_it_on_its_drive_and_exports_it_then_neither_takes_the_others_shelf(
     tmp_path: Path, node: Node
 ) -> None:

@@ -99,7 +99,10 @@ pub(super) fn start(
     let mark = opened.as_ref().map(|opened| opened.hold.mark.clone());
     let (io, name) = start_io(shared, opened, options)?;
     let mut news = News::new(shared.clone());
-    if let Err(error) = news.refresh() {
+    // Who only reads waits no longer for what others have than for a drive.
+    if mark.is_some()
+        && let Err(error) = news.refresh()
+    {
         banyan_shm::say!("banyan: what another writer of the store has cannot be read: {error}");
     }
     let clock = Clock::new(shared.clone(), options.stall_after);
