@@ -123,6 +123,10 @@ fn load(stripe: &Stripe, shelf: ShelfId) -> Result<Option<Loaded>> {
     let Some(mut follower) = Follower::open(&stripe.shelf(shelf, 0))? else {
         return Ok(None);
     };
+    if follower.header.shelf != shelf {
+        let (path, whose) = (follower.path().display(), follower.header.shelf);
+        return invalid!("{path} is that of shelf {whose:016x}: `banyan store evict` removes it");
+    }
     let mut tenants = Tenants::default();
     follower.read(Log::AsIs, |entry| tenants.apply(entry))?;
     let num_damaged = follower.num_damaged();

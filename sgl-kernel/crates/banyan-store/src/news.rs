@@ -27,8 +27,8 @@ pub const LOOK_AGAIN: Duration = Duration::from_secs(5);
 /// How far this process has read another writer's manifest.
 enum Followed {
     Following(Box<Follower>),
-    /// Of another geometry, hence of another namespace: nothing in it concerns us. Who has no shelf, and so never had another namespace,
-    /// goes by the header alone.
+    /// Of another geometry, hence of another namespace, or copied from another shelf: nothing in it concerns us. Who has no shelf, and
+    /// so never had another namespace, goes by the header alone.
     Foreign,
 }
 
@@ -140,7 +140,7 @@ impl News {
             return Ok(());
         };
         let header = &follower.header;
-        if header.geometry != *self.shared.geometry
+        if (header.shelf, &header.geometry) != (shelf, &*self.shared.geometry)
             || (self.shared.own_shelf.is_none() && header.namespace != self.shared.lock().namespace)
         {
             if self.followers.insert(shelf, Followed::Foreign).is_some() {
@@ -286,6 +286,20 @@ mod tests {
             shared.change_namespace(IDENTITY.namespace);
             assert!(!shared.lock().catalog.contains(&IDENTITY.key));
         }
+    }
+
+    #[test]
+    fn manifest_when_it_was_copied_from_another_shelf_then_nothing_in_it_is_found() {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let (shelf, _lock) = stripe.create_shelf().unwrap();
+        let (shared, mut news) = news_of(&stripe, None);
+        write_manifest(&stripe, shelf, shelf, IDENTITY.namespace);
+        news.refresh().unwrap();
+        assert!(shared.lock().catalog.contains(&IDENTITY.key));
+        write_manifest(&stripe, shelf, shelf + 1, IDENTITY.namespace);
+        news.refresh().unwrap();
+        assert!(!shared.lock().catalog.contains(&IDENTITY.key));
     }
 
     #[test]

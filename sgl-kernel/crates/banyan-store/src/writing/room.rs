@@ -178,6 +178,7 @@ impl Growth {
             return Err(NoGrowth::LockedOut);
         };
         self.mark.confirm()?;
+        let namespace = self.shared.lock().namespace;
         let mut refusal = Refusal::Quota;
         // A path that is full is passed over: numbers may be missing.
         for segment in self.next..self.next + stripe.num_paths() as u32 {
@@ -200,7 +201,7 @@ impl Growth {
                             Err(NoSegment::Failed(error)) => Err(NoGrowth::Failed(error)),
                         };
                     }
-                    Err(Refusal::Quota) if reclaim_one(stripe, self.header.shelf)? => {}
+                    Err(Refusal::Quota) if reclaim_one(stripe, self.header.shelf, namespace)? => {}
                     Err(reason) => {
                         refusal = reason;
                         break;
