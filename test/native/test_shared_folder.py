@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 from node_on_mount import NUM_PAGES
 from processes import Process
-from store_rig import until
+from store_rig import LAYER_BYTES, SPACE, until
+
+from banyan._native import Store, store_evict, store_survey
 
 HERE = Path(__file__).parent
 SILENCE_S = 301
@@ -32,27 +34,31 @@ def can_mount() -> bool:
 
 
 @pytest.fixture
-def mounts(tmp_path: Path) -> Iterator[list[Path]]:
-    """Three mounts of ``tmp_path / "folder"``."""
+def servers(tmp_path: Path) -> Iterator[list[tuple[Path, subprocess.Popen[str]]]]:
+    """Three mounts of ``tmp_path / "folder"``, each with the process that serves it."""
     if not can_mount():
         pytest.skip("needs the right to mount, and FUSE")
     (tmp_path / "folder").mkdir(mode=0o700)
-    served, points = [], []
+    served: list[tuple[Path, subprocess.Popen[str]]] = []
     try:
         for number in range(3):
             point = tmp_path / f"node-{number}"
             point.mkdir()
             words = [sys.executable, HERE / "shared_mount.py", tmp_path / "folder", point]
-            served.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
-            assert served[-1].stdout is not None and served[-1].stdout.readline() == "mounted\n"
-            points.append(point)
-        yield points
+            one = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+            served.append((point, one))
+            assert one.stdout is not None and one.stdout.readline() == "mounted\n"
+        yield served
     finally:
-        for point in points:
+        for point, one in served:
             subprocess.run(["umount", "--lazy", point], check=True)
-        for one in served:
             one.kill()
             one.communicate()
+
+
+@pytest.fixture
+def mounts(servers: list[tuple[Path, subprocess.Popen[str]]]) -> list[Path]:
+    return [point for point, _ in servers]
 
 
 @pytest.fixture
@@ -153,3 +159,40 @@ def test_node_when_it_comes_back_and_another_has_its_shelf_then_it_writes_no_mor
     assert asked(heir, f"keep {pages(30)}", "kept") == [str(NUM_PAGES)]
     for first in (0, 30):
         assert asked(heir, f"fetch {pages(first)}", "fetched") == [str(NUM_PAGES), str(NUM_PAGES), "0"]
+
+
+def test_mount_when_it_hangs_as_another_name_is_looked_for_then_nobody_waits_for_ever(
+    servers: list[tuple[Path, subprocess.Popen[str]]],
+) -> None:
+    point, server = servers[0]
+    store = Store.open(
+        [str(point / "kv")], b"n" * 32, LAYER_BYTES, quota_bytes=SPACE.quota_bytes, floor_bytes=0, stall_s=0.2
+    )
+    server.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(TimeoutError, match="what other writers"):
+            store.beside(b"o" * 32, LAYER_BYTES, 1)
+    finally:
+        server.send_signal(signal.SIGCONT)
+    store.close()
+
+
+def test_folder_when_one_node_has_it_on_its_drive_and_exports_it_then_neither_takes_the_others_shelf(
+    tmp_path: Path, node: Node
+) -> None:
+    home = [str(tmp_path / "folder" / "kv")]
+    store, other = (
+        Store.open(home, b"n" * 32, LAYER_BYTES, quota_bytes=SPACE.quota_bytes, floor_bytes=0) for _ in range(2)
+    )
+    for lock in (tmp_path / "folder").glob("kv/shelf-*/lock"):
+        os.utime(lock, times=(time.time() - SILENCE_S,) * 2)
+    guest = node(0)
+    assert asked(guest, "survey", "survey") == ["1"] * 3 and asked(guest, "evict", "evicted") == []
+    assert asked(guest, f"keep {pages(0)}", "kept") == [str(NUM_PAGES)]
+    other.close()
+    assert sum(shelf["is_in_use"] for shelf in store_survey(home)["shelves"]) == 2
+    assert len(store_evict(home, None)) == 1
+    again = Store.open(home, b"n" * 32, LAYER_BYTES, quota_bytes=SPACE.quota_bytes, floor_bytes=0)
+    assert again.stats()["adopted_pages"] == 0
+    again.close()
+    store.close()

@@ -123,6 +123,10 @@ fn load(stripe: &Stripe, shelf: ShelfId) -> Result<Option<Loaded>> {
     let Some(mut follower) = Follower::open(&stripe.shelf(shelf, 0))? else {
         return Ok(None);
     };
+    if follower.header.shelf != shelf {
+        let (path, whose) = (follower.path().display(), follower.header.shelf);
+        return invalid!("{path} is that of shelf {whose:016x}: `banyan store evict` removes it");
+    }
     let mut tenants = Tenants::default();
     follower.read(Log::AsIs, |entry| tenants.apply(entry))?;
     let num_damaged = follower.num_damaged();
@@ -297,7 +301,8 @@ fn settle(
     else {
         return Ok(());
     };
-    let is_repaired = hold.is_some() && leaves_room(header.number);
+    let hold = hold.filter(|_| leaves_room(header.number));
+    let is_repaired = hold.is_some();
     if num_damaged > 0 {
         report.findings.push(Finding {
             shelf,
@@ -320,8 +325,8 @@ fn settle(
             });
         }
     }
-    if is_repaired {
-        header.number += 1;
+    if let Some(hold) = hold {
+        header.number = hold.next_epoch(header.number);
         header.sequence = 0;
         let good = entries.into_iter().filter(|entry| is_bad(entry).is_none());
         manifest::replace(&stripe.shelf(shelf, 0), &header, good)?;

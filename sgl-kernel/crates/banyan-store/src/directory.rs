@@ -5,7 +5,7 @@
 //! * Every path has a `STORE` file with the same store id, its own position and the same number of paths.
 //! * Shelves come, grow and go only under the store's lock. A shelf's lock is held by its writer from creation or adoption to its end;
 //!   the kernel lets go of it when the process dies.
-//! * Where other machines may have the folder, locks may not meet: who has a shelf is then said by `marks`, whatever is done to it.
+//! * Other machines may have the folder, and locks may not meet: who has a shelf is also said by `marks`, whatever is done to it.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -37,8 +37,8 @@ pub type ShelfId = u64;
 #[derive(Clone, Debug)]
 pub struct Stripe {
     paths: Vec<PathBuf>,
-    /// Of this process's locks, where other machines may have the first path.
-    reach: Option<Reach>,
+    /// Of this process's locks.
+    reach: Reach,
 }
 
 impl Stripe {
@@ -91,15 +91,14 @@ impl Stripe {
 
     /// As another machine that may have the folder would see it.
     #[cfg(test)]
-    pub fn from_afar(&self, boot: &str) -> Self {
-        let reach = Some(Reach::named(boot, 1));
+    pub fn seen_by(&self, reach: Reach) -> Self {
         let paths = self.paths.clone();
         Self { paths, reach }
     }
 
-    /// Whether other machines may have the folder, and locks may not reach them.
+    /// Whether it lies on no file system of this machine: others may have it as we do.
     pub fn is_shared(&self) -> bool {
-        self.reach.is_some()
+        !self.reach.is_local()
     }
 
     /// Of paths that are to become a store: other things lie there. While the first is none, others that are one belong
@@ -283,15 +282,15 @@ impl Stripe {
         let Some(lock) = try_lock(&directory.join("lock"), Way::Create, Mode::Alone)? else {
             return Ok(None);
         };
-        let Some(reach) = &self.reach else {
-            return Ok(Some(Hold { lock, mark: None }));
-        };
-        let mark = mark(reach, &directory)?.map(Arc::new);
-        Ok(mark.is_some().then_some(Hold { lock, mark }))
+        let mark = mark(&self.reach, &directory)?.map(Arc::new);
+        Ok(mark.map(|mark| Hold { lock, mark }))
     }
 
     /// What time it is where the store lies: no other clock is asked how long a mark has been silent.
     fn server_time(&self) -> Result<SystemTime> {
+        if self.reach.is_local() {
+            return Ok(SystemTime::now());
+        }
         let path = self.first().join("lock");
         let file = owned::open(&path, Way::Read).doing("open", &path)?;
         touch(&file)
@@ -310,10 +309,10 @@ impl Stripe {
         if try_lock(&own, Way::Read, Mode::Shared)?.is_none() {
             return Ok(true);
         }
-        match &self.reach {
-            None => Ok(false),
-            Some(reach) => Ok(!reach.is_free(&self.shelf(shelf, 0), self.server_time()?)?),
-        }
+        let is_free = self
+            .reach
+            .is_free(&self.shelf(shelf, 0), self.server_time()?)?;
+        Ok(!is_free)
     }
 
     /// Removes a shelf for good. The manifest goes first, so that an interrupted removal leaves nothing that can be found, and the first
@@ -569,9 +568,8 @@ mod tests {
         drop(lock);
         let lock = stripe.try_hold_shelf(shelf).unwrap().unwrap();
         assert_eq!(stripe.shelves().unwrap(), [shelf]);
-        // Marks are for folders that other machines may have.
-        let names = fs::read_dir(stripe.shelf(shelf, 0)).unwrap();
-        assert!(names.map(|name| name.unwrap().file_name()).eq(["lock"]));
+        let marks = owned::numbered(&stripe.shelf(shelf, 0), "writer-").unwrap();
+        assert_eq!(marks.len(), 1);
         stripe.remove_shelf(shelf, lock).unwrap();
         assert!(stripe.shelves().unwrap().is_empty());
     }

@@ -4,7 +4,7 @@
 //! Invariants
 //! * An entry that does not verify does not exist. Behind the last good one there is nothing.
 //! * A manifest is replaced by one of a greater epoch that says the same. It is complete and synced before it gets its name, and the old
-//!   one is removed after: a follower sees that its file has no name any more.
+//!   one is removed after: a follower sees that its file has no name any more. Nobody removes one of a greater epoch than his own.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -38,9 +38,9 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// The manifest of the highest epoch that verifies; `None` if a shelf has none.
+    /// The manifest of the highest epoch that verifies and has its own name; `None` if a shelf has none.
     pub fn open(directory: &Path) -> Result<Option<Self>> {
-        for path in manifests(directory)? {
+        for (number, path) in manifests(directory)? {
             let file = match owned::open(&path, Way::Read) {
                 // Replaced between listing and opening.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
@@ -52,7 +52,9 @@ impl Follower {
                 // It says nothing about the manifest: an older one is not what the shelf holds.
                 read => read.doing("read", &path)?,
             }
-            if let Some(header) = FileHeader::decode(FileKind::Manifest, &block) {
+            if let Some(header) = FileHeader::decode(FileKind::Manifest, &block)
+                && header.number == number
+            {
                 return Ok(Some(Self {
                     sequence: header.sequence,
                     header,
@@ -167,9 +169,8 @@ pub fn has_any(directory: &Path) -> Result<bool> {
 }
 
 /// Manifest files of a shelf, the highest epoch first.
-fn manifests(directory: &Path) -> Result<Vec<PathBuf>> {
-    let found = owned::numbered(directory, "manifest-")?;
-    Ok(found.into_iter().map(|(_, path)| path).collect())
+fn manifests(directory: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    owned::numbered(directory, "manifest-")
 }
 
 /// What a log says: who lives where. It takes memory for its entries, whatever places these name.
@@ -208,7 +209,7 @@ impl Tenants {
     }
 }
 
-/// Writes a whole manifest, gives it its name, and removes the others. The open file, and where it ends.
+/// Writes a whole manifest, gives it its name, and removes those before it. The open file, and where it ends.
 pub fn replace(
     directory: &Path,
     header: &FileHeader,
@@ -227,15 +228,15 @@ pub fn replace(
     }
     let len = written?;
     sync_directory(directory)?;
-    remove_others(directory, &named)?;
+    remove_before(directory, header.number)?;
     Ok((file, len))
 }
 
-/// Who was to remove them may have died before. Call it as the shelf's writer.
-pub fn remove_others(directory: &Path, named: &Path) -> Result<()> {
-    for other in manifests(directory)? {
-        if other != named {
-            fs::remove_file(&other).doing("remove", &other)?;
+/// Who was to remove them may have died before. Call it as the shelf's writer: one that is it no more removes nothing of its heir's.
+pub fn remove_before(directory: &Path, number: u64) -> Result<()> {
+    for (other, path) in manifests(directory)? {
+        if other < number {
+            fs::remove_file(&path).doing("remove", &path)?;
         }
     }
     Ok(())
@@ -358,6 +359,27 @@ mod tests {
             2
         );
         assert_eq!(manifests(&directory).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn manifest_when_a_writer_makes_one_that_is_it_no_more_then_that_of_its_heir_stays() {
+        let scratch = Scratch::new();
+        let directory = scratch.path("");
+        for number in [1, 9, 2] {
+            replace(&directory, &header(number), std::iter::empty()).unwrap();
+        }
+        let found = Follower::open(&directory).unwrap().unwrap();
+        assert_eq!(found.header.number, 9);
+    }
+
+    #[test]
+    fn manifest_when_it_has_the_name_of_another_epoch_then_it_is_none() {
+        let scratch = Scratch::new();
+        let directory = scratch.path("");
+        replace(&directory, &header(1), std::iter::empty()).unwrap();
+        fs::copy(directory.join("manifest-1"), directory.join("manifest-7")).unwrap();
+        let found = Follower::open(&directory).unwrap().unwrap();
+        assert_eq!(found.path(), directory.join("manifest-1"));
     }
 
     #[test]

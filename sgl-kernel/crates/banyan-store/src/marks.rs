@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who writes a shelf, on a file system that other machines may have mounted: a lock may reach no further than one of them.
+//! Who writes a shelf. Other machines may have mounted its folder, also one that lies on a drive of this machine, which exports it: a
+//! lock may reach no further than one of them.
 //!
 //! Invariants
 //! * A shelf's writer is who has made its mark of the greatest number. No number is made twice: of all who want a shelf at one moment
@@ -7,7 +8,8 @@
 //! * A shelf whose lock can be had is free for those whose locks meet its writer's; for others when all its marks have been silent for
 //!   `SILENCE`. A writer that ends leaves a mark that is.
 //! * Times are compared with times of the same file server: a mark's with that of the store's lock, which is touched for it.
-//! * A writer that could give no sign for `PATIENCE` begins no write, and one whose mark is gone writes no more.
+//! * A writer that could give no sign for `PATIENCE` begins no write, and one whose mark is gone writes no more. What its thread was
+//!   about to do all the same is of a lesser number than what its heir does.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read, Write};
@@ -15,10 +17,10 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use crate::directory::fresh_id;
-use crate::error::{Doing, Result, invalid};
+use crate::error::{Doing, Result, invalid, is_no_space};
 use crate::files::file_system;
 use crate::locks::Lock;
 use crate::owned::{self, Way};
@@ -30,6 +32,10 @@ pub const SIGN_EVERY: Duration = Duration::from_secs(20);
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Many signs, and what network file systems may show of an older time.
 pub const SILENCE: Duration = Duration::from_secs(300);
+/// The end of the line of who has the folder on a file system of its own machine.
+const LOCAL: &str = " local\n";
+/// More manifests than a writer makes before it hears that it is none.
+const SKIPPED_EPOCHS: u64 = 1 << 20;
 
 /// File systems of one machine, as statfs(2) knows them: ext, xfs, btrfs, f2fs, zfs, bcachefs, jfs, overlay, tmpfs, ramfs. Any other one
 /// may be mounted elsewhere, too.
@@ -46,26 +52,37 @@ const OF_ONE_MACHINE: [i64; 10] = [
     0x8584_58F6,
 ];
 
-/// How far a lock is sure to reach: one mount on one running kernel.
+/// How far a lock is sure to reach: one mount on one running kernel. Only one machine has a folder on a file system of its own, and
+/// there it reaches all who have it so.
 #[derive(Clone, Debug)]
 pub struct Reach(String);
 
 impl Reach {
-    /// `None` where no other machine can have the directory: there a lock reaches everybody.
-    pub fn of(directory: &Path) -> Result<Option<Self>> {
+    pub fn of(directory: &Path) -> Result<Self> {
         let kind = file_system(directory).doing("look at the file system of", directory)?;
-        if OF_ONE_MACHINE.contains(&kind) {
-            return Ok(None);
-        }
         // Without one nobody's locks are taken to meet ours.
         let boot = fs::read_to_string(BOOT_ID).unwrap_or_else(|_| format!("{:x}", fresh_id()));
         // Of one server's folder each mount of a machine has a number of its own.
         let mount = fs::metadata(directory).doing("look at", directory)?.dev();
-        Ok(Some(Self::named(boot.trim(), mount)))
+        let reach = Self::named(boot.trim(), mount);
+        Ok(if OF_ONE_MACHINE.contains(&kind) {
+            reach.local()
+        } else {
+            reach
+        })
     }
 
     pub fn named(boot: &str, mount: u64) -> Self {
         Self(format!("{boot} {mount:x}\n"))
+    }
+
+    /// On a file system of its own machine.
+    pub fn local(&self) -> Self {
+        Self(self.0.replace('\n', LOCAL))
+    }
+
+    pub fn is_local(&self) -> bool {
+        self.0.ends_with(LOCAL)
     }
 
     /// Whether a shelf whose lock can be had has no writer. `now` is the time of its file server.
@@ -92,9 +109,15 @@ impl Reach {
         };
         let signed = file.metadata().and_then(|found| found.modified());
         let since = now.duration_since(signed.doing("look at", mark)?);
+        Ok(since.is_ok_and(|since| since >= SILENCE) || self.meets(file))
+    }
+
+    /// Whether the locks of whoever has made a mark meet ours. Who had the folder on our own drive has them still, or is gone with what
+    /// ran on this machine.
+    fn meets(&self, mark: File) -> bool {
         let mut writer = String::new();
-        let is_read = file.take(1 << 10).read_to_string(&mut writer).is_ok();
-        Ok(since.is_ok_and(|since| since >= SILENCE) || (is_read && writer == self.0))
+        let is_read = mark.take(1 << 10).read_to_string(&mut writer).is_ok();
+        is_read && (writer == self.0 || (self.is_local() && writer.ends_with(LOCAL)))
     }
 
     /// Takes a shelf whose lock is had, if it is free.
@@ -115,19 +138,26 @@ impl Reach {
     /// `None`: somebody else has this number, or a greater one.
     pub fn mark(&self, shelf: &Path, number: u64) -> Result<Option<Mark>> {
         let path = shelf.join(format!("{NAME}{number}"));
-        let began = Instant::now();
+        let began = uptime();
         let mut file = match owned::open_with(&path, Way::Create, libc::O_EXCL) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
             made => made.doing("make", &path)?,
         };
-        let mark = Mark::new(path, began);
-        file.write_all(self.0.as_bytes())
-            .doing("write", &mark.path)?;
+        let mut mark = Mark::new(path, began);
+        let written = file.write_all(self.0.as_bytes());
+        match written.and_then(|()| file.sync_all()) {
+            // Without its line nobody's locks are taken to meet its: a full drive is no reason not to start.
+            Err(error) if is_no_space(&error) => {}
+            written => written.doing("write", &mark.path)?,
+        }
+        mark.follows_silence = !self.is_local();
         // What was listed before may have been old.
         for (other, path) in owned::numbered(shelf, NAME)? {
             if other > number {
                 return Ok(None);
             } else if other < number {
+                mark.follows_silence |=
+                    !owned::open(&path, Way::Read).is_ok_and(|file| self.meets(file));
                 owned::remove_if_there(&path)?;
             }
         }
@@ -138,8 +168,8 @@ impl Reach {
 /// When a writer last gave a sign of life, and what has kept it from giving one since.
 #[derive(Debug)]
 struct Signs {
-    /// `None`: somebody else has the shelf.
-    last: Option<Instant>,
+    /// By `uptime`. `None`: somebody else has the shelf.
+    last: Option<Duration>,
     problem: String,
 }
 
@@ -148,15 +178,21 @@ struct Signs {
 pub struct Mark {
     path: PathBuf,
     signs: Mutex<Signs>,
+    /// The last writer may only have been silent, and go on with what it was about to do.
+    pub follows_silence: bool,
 }
 
 impl Mark {
-    fn new(path: PathBuf, made: Instant) -> Self {
+    fn new(path: PathBuf, made: Duration) -> Self {
         let signs = Mutex::new(Signs {
             last: Some(made),
             problem: "it does not answer".into(),
         });
-        Self { path, signs }
+        Self {
+            path,
+            signs,
+            follows_silence: false,
+        }
     }
 
     fn signs(&self) -> MutexGuard<'_, Signs> {
@@ -165,7 +201,7 @@ impl Mark {
 
     /// Gives a sign of life. Waits for the file system.
     pub fn sign(&self) {
-        let began = Instant::now();
+        let began = uptime();
         let touched = owned::open(&self.path, Way::Read).and_then(|file| touch(&file));
         let mut signs = self.signs();
         let is_gone = match &touched {
@@ -189,12 +225,18 @@ impl Mark {
             None => invalid!(
                 "another machine has taken the shelf, of which nothing had been heard for {SILENCE:?}: start the server again"
             ),
-            Some(last) if last.elapsed() > PATIENCE => invalid!(
+            Some(last) if uptime().saturating_sub(last) > PATIENCE => invalid!(
                 "its file system has taken no sign of life for {PATIENCE:?} ({})",
                 signs.problem
             ),
             Some(_) => Ok(()),
         }
+    }
+
+    /// As `check`, by what the file system says now. Waits for it: for what cannot be taken back.
+    pub fn confirm(&self) -> Result<()> {
+        self.sign();
+        self.check()
     }
 }
 
@@ -206,22 +248,34 @@ impl Drop for Mark {
     }
 }
 
-/// Of a shelf that is this process's to write: its lock, and its mark where other machines may have the folder.
+/// Of a shelf that is this process's to write: its lock and its mark.
 #[derive(Debug)]
 pub struct Hold {
     pub lock: Lock,
-    pub mark: Option<Arc<Mark>>,
+    pub mark: Arc<Mark>,
 }
 
 impl Hold {
-    pub fn check(&self) -> Result<()> {
-        check(self.mark.as_deref())
+    /// The number of the manifest that takes the place of the last writer's: one that is still about to make one does not come so far.
+    pub fn next_epoch(&self, epoch: u64) -> u64 {
+        epoch
+            + if self.mark.follows_silence {
+                SKIPPED_EPOCHS
+            } else {
+                1
+            }
     }
 }
 
-/// Of a shelf that may have no mark.
-pub fn check(mark: Option<&Mark>) -> Result<()> {
-    mark.map_or(Ok(()), Mark::check)
+/// For how long the machine has been up. It goes on while the machine is suspended, as others' clocks do.
+fn uptime() -> Duration {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: a system call that fills a struct of ours; this clock is always there.
+    unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) };
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
 /// Gives a file the time of its file server.
@@ -236,7 +290,7 @@ pub fn touch(file: &File) -> io::Result<Metadata> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Scratch, age};
+    use crate::testing::{Scratch, age, refuse};
 
     fn ours() -> Reach {
         Reach::named("ours", 1)
@@ -247,11 +301,11 @@ mod tests {
     }
 
     #[test]
-    fn reach_when_no_other_machine_can_have_the_folder_then_none_is_needed() {
-        assert!(Reach::of(Path::new("/dev/shm")).unwrap().is_none());
+    fn reach_when_the_folder_is_on_a_file_system_of_one_machine_then_local() {
+        assert!(Reach::of(Path::new("/dev/shm")).unwrap().is_local());
         // No drive, and nothing that is known.
-        let [one, other] = [(); 2].map(|()| Reach::of(Path::new("/proc")).unwrap().unwrap().0);
-        assert_eq!(one, other);
+        let [one, other] = [(); 2].map(|()| Reach::of(Path::new("/proc")).unwrap());
+        assert!(one.0 == other.0 && !one.is_local());
         assert!(Reach::of(Path::new("/nowhere")).is_err());
     }
 
@@ -291,6 +345,50 @@ mod tests {
     }
 
     #[test]
+    fn shelf_when_its_folder_is_local_to_one_and_mounted_by_the_other_then_neither_takes_the_others()
+     {
+        let (local, afar) = (ours().local(), Reach::named("afar", 1));
+        for (living, other) in [(&local, &afar), (&afar, &local)] {
+            let scratch = Scratch::new();
+            let shelf = scratch.path("");
+            let theirs = living.mark(&shelf, 1).unwrap().unwrap();
+            assert!(is_taken(other, &shelf));
+            age(&theirs.path, SILENCE);
+            let taken = other.take(&shelf, SystemTime::now()).unwrap().unwrap();
+            assert!(taken.follows_silence && theirs.confirm().is_err());
+        }
+    }
+
+    #[test]
+    fn shelf_when_its_writer_was_local_and_the_machine_has_started_again_then_free_at_once() {
+        let scratch = Scratch::new();
+        let shelf = scratch.path("");
+        let crashed = Reach::named("before", 1).local();
+        std::mem::forget(crashed.mark(&shelf, 1).unwrap().unwrap());
+        assert!(is_taken(&Reach::named("before", 1), &shelf));
+        let now = Reach::named("now", 2).local();
+        let again = now.take(&shelf, SystemTime::now()).unwrap().unwrap();
+        assert!(!again.follows_silence);
+    }
+
+    #[test]
+    fn mark_when_the_drive_is_full_then_made_all_the_same_and_left_alone_by_all() {
+        let scratch = Scratch::new();
+        let shelf = scratch.path("");
+        let full = shelf.clone();
+        // The thread ends with its filter.
+        let marked = std::thread::spawn(move || {
+            refuse(libc::SYS_write, libc::ENOSPC);
+            ours().local().mark(&full, 1)
+        });
+        let mark = marked.join().unwrap().unwrap().unwrap();
+        mark.confirm().unwrap();
+        assert!(is_taken(&ours().local(), &shelf));
+        drop(mark);
+        assert!(!is_taken(&ours().local(), &shelf));
+    }
+
+    #[test]
     fn shelf_when_it_has_no_mark_then_free_unless_it_was_just_made() {
         let scratch = Scratch::new();
         let shelf = scratch.path("");
@@ -320,7 +418,7 @@ mod tests {
     fn writer_when_it_could_give_no_sign_for_long_then_it_writes_nothing_until_it_can() {
         let scratch = Scratch::new();
         let mark = ours().mark(&scratch.path(""), 1).unwrap().unwrap();
-        let before = Instant::now().checked_sub(PATIENCE + SIGN_EVERY);
+        let before = uptime().checked_sub(PATIENCE + SIGN_EVERY);
         let Some(before) = before else { return };
         mark.signs().last = Some(before);
         let refused = mark.check().unwrap_err().to_string();

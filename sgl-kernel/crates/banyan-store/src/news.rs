@@ -27,7 +27,8 @@ pub const LOOK_AGAIN: Duration = Duration::from_secs(5);
 /// How far this process has read another writer's manifest.
 enum Followed {
     Following(Box<Follower>),
-    /// Of another geometry, hence of another namespace: nothing in it concerns us.
+    /// Of another geometry, hence of another namespace, or copied from another shelf: nothing in it concerns us. Who has no shelf, and
+    /// so never had another namespace, goes by the header alone.
     Foreign,
 }
 
@@ -138,8 +139,13 @@ impl News {
             }
             return Ok(());
         };
-        if follower.header.geometry != *self.shared.geometry {
-            self.followers.insert(shelf, Followed::Foreign);
+        let header = &follower.header;
+        if (header.shelf, &header.geometry) != (shelf, &*self.shared.geometry)
+            || (self.shared.own_shelf.is_none() && header.namespace != self.shared.lock().namespace)
+        {
+            if self.followers.insert(shelf, Followed::Foreign).is_some() {
+                self.shared.forget(&[shelf]);
+            }
             return Ok(());
         }
         let mut tenants = Tenants::default();
@@ -200,7 +206,7 @@ fn publish(state: &mut State, index: ShelfIndex, entry: &Entry) {
 mod tests {
     use super::*;
     use crate::directory::Stripe;
-    use crate::format::{FileHeader, Identity, NO_PARENT, Record};
+    use crate::format::{FileHeader, Identity, NO_PARENT, Namespace, Record};
     use crate::geometry::{Geometry, Segmenting};
     use crate::manifest;
     use crate::testing::{MANY, Scratch, is_seen_half_done, record};
@@ -229,45 +235,84 @@ mod tests {
         assert_eq!(shared.lock().catalog.num_records(), MANY);
     }
 
-    #[test]
-    fn records_of_others_when_the_namespace_changes_and_back_between_two_looks_then_found_again() {
-        let scratch = Scratch::new();
-        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
-        let geometry = Arc::new(Geometry::new(&[4096]).unwrap());
-        let (shelf, _lock) = stripe.create_shelf().unwrap();
-        let identity = Identity {
-            key: [5; 4],
-            namespace: [1; 4],
-            generation: 1,
-        };
+    const IDENTITY: Identity = Identity {
+        key: [5; 4],
+        namespace: [1; 4],
+        generation: 1,
+    };
+
+    /// Of one record, with `IDENTITY`.
+    fn write_manifest(stripe: &Stripe, shelf: ShelfId, named: ShelfId, namespace: Namespace) {
         let header = FileHeader {
-            shelf,
+            shelf: named,
             number: 1,
             sequence: 0,
-            namespace: identity.namespace,
+            namespace,
             places_per_segment: 4,
-            geometry: (*geometry).clone(),
+            geometry: Geometry::new(&[4096]).unwrap(),
         };
         let entry = Entry {
             sequence: 1,
             kind: Kind::Publish,
             place: 0,
             record: Record {
-                identity,
+                identity: IDENTITY,
                 parent: NO_PARENT,
                 checksum: 0,
             },
         };
         manifest::replace(&stripe.shelf(shelf, 0), &header, [entry].into_iter()).unwrap();
-        let state = State::new(identity.namespace);
-        let shared = Arc::new(Shared::new(stripe, geometry, None, state, None));
-        let mut news = News::new(shared.clone());
+    }
+
+    fn news_of(stripe: &Stripe, own_shelf: Option<ShelfId>) -> (Arc<Shared>, News) {
+        let geometry = Arc::new(Geometry::new(&[4096]).unwrap());
+        let state = State::new(IDENTITY.namespace);
+        let shared = Shared::new(stripe.clone(), geometry, None, state, own_shelf);
+        let shared = Arc::new(shared);
+        (shared.clone(), News::new(shared))
+    }
+
+    #[test]
+    fn records_of_others_when_the_namespace_changes_and_back_between_two_looks_then_found_again() {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let (shelf, _lock) = stripe.create_shelf().unwrap();
+        write_manifest(&stripe, shelf, shelf, IDENTITY.namespace);
+        let (shared, mut news) = news_of(&stripe, None);
         for _ in 0..2 {
             news.refresh().unwrap();
-            assert!(shared.lock().catalog.contains(&identity.key));
+            assert!(shared.lock().catalog.contains(&IDENTITY.key));
             shared.change_namespace([2; 4]);
-            shared.change_namespace(identity.namespace);
-            assert!(!shared.lock().catalog.contains(&identity.key));
+            shared.change_namespace(IDENTITY.namespace);
+            assert!(!shared.lock().catalog.contains(&IDENTITY.key));
+        }
+    }
+
+    #[test]
+    fn manifest_when_it_was_copied_from_another_shelf_then_nothing_in_it_is_found() {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let (shelf, _lock) = stripe.create_shelf().unwrap();
+        let (shared, mut news) = news_of(&stripe, None);
+        write_manifest(&stripe, shelf, shelf, IDENTITY.namespace);
+        news.refresh().unwrap();
+        assert!(shared.lock().catalog.contains(&IDENTITY.key));
+        write_manifest(&stripe, shelf, shelf + 1, IDENTITY.namespace);
+        news.refresh().unwrap();
+        assert!(!shared.lock().catalog.contains(&IDENTITY.key));
+    }
+
+    #[test]
+    fn manifest_when_it_is_of_another_namespace_then_only_who_has_a_shelf_reads_on() {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let (shelf, _lock) = stripe.create_shelf().unwrap();
+        write_manifest(&stripe, shelf, shelf, [9; 4]);
+        for own_shelf in [None, Some(shelf + 1)] {
+            let (shared, mut news) = news_of(&stripe, own_shelf);
+            news.refresh().unwrap();
+            let is_found = shared.lock().catalog.contains(&IDENTITY.key);
+            assert_eq!(is_found, own_shelf.is_some());
         }
     }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Opening a store: which shelf becomes ours, and what it holds. Reads manifests, never records.
 
+use std::cmp::Reverse;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
@@ -75,14 +76,18 @@ fn take_over(
     shelf: ShelfId,
 ) -> Result<Option<(Recovered, Hold)>> {
     let directory = stripe.shelf(shelf, 0);
-    let Some(Follower { header, .. }) = Follower::open(&directory)? else {
+    let is_wanted = |found: &Follower| {
+        // One that was copied from another shelf is about the segments of that.
+        found.header.shelf == shelf
+            && found.header.namespace == wanted.namespace
+            && found.header.geometry == *wanted.geometry
+            && found.header.segmenting().has(0)
+    };
+    let Some(found) = Follower::open(&directory)? else {
         remove_remains(stripe, shelf)?;
         return Ok(None);
     };
-    let is_wanted = header.namespace == wanted.namespace
-        && header.geometry == *wanted.geometry
-        && header.segmenting().has(0);
-    if !is_wanted {
+    if !is_wanted(&found) {
         return Ok(None);
     }
     let Some(hold) = stripe.try_hold_shelf(shelf)? else {
@@ -90,11 +95,11 @@ fn take_over(
     };
     remove_leftovers(stripe, shelf)?;
     // Its owner may have been there until just now.
-    let Some(follower) = Follower::open(&directory)? else {
+    let Some(follower) = Follower::open(&directory)?.filter(is_wanted) else {
         return Ok(None);
     };
-    manifest::remove_others(&directory, follower.path())?;
-    let recovered = recover(stripe, wanted, shelf, follower)?;
+    manifest::remove_before(&directory, follower.header.number)?;
+    let recovered = recover(stripe, wanted, &hold, follower)?;
     Ok(Some((recovered, hold)))
 }
 
@@ -143,9 +148,10 @@ fn fresh(stripe: &Stripe, wanted: &Wanted<'_>, shelf: ShelfId) -> Result<Recover
 fn recover(
     stripe: &Stripe,
     wanted: &Wanted<'_>,
-    shelf: ShelfId,
+    hold: &Hold,
     mut follower: Follower,
 ) -> Result<Recovered> {
+    let shelf = follower.header.shelf;
     let mut tenants = Tenants::default();
     let mut greatest = follower.header.sequence;
     let mut num_entries = 0u64;
@@ -175,6 +181,12 @@ fn recover(
     // They are sorted.
     let is_there = |segment: u32| segments.binary_search(&segment).is_ok();
     entries.retain(|entry| is_there(segmenting.locate(entry.place).0));
+    // Before there is a manifest without them: it may need their room.
+    hold.mark.confirm()?;
+    for segment in named.iter().filter(|segment| !is_there(**segment)) {
+        let path = stripe.segment(shelf, *segment);
+        fs::remove_file(&path).doing("remove", &path)?;
+    }
 
     let sequence = greatest + SKIPPED_NUMBERS;
     let num_places = segments.len() as u64 * u64::from(segmenting.places_per_segment);
@@ -183,22 +195,16 @@ fn recover(
         || num_lost + num_bad > 0
         || is_wordy
         || follower.num_damaged() > 0
-        // A last owner that was only silent may go on to append: to a file that is gone.
-        || stripe.is_shared()
+        // The last owner may go on to append: to a file that is gone.
+        || hold.mark.follows_silence
     {
-        header.number += 1;
+        header.number = hold.next_epoch(header.number);
         header.sequence = 0;
         let known = entries.iter().copied();
         manifest::replace(&stripe.shelf(shelf, 0), &header, known)?
     } else {
         continue_log(&follower)?
     };
-    for segment in stripe.segments(shelf)? {
-        if !segments.contains(&segment) {
-            let path = stripe.segment(shelf, segment);
-            fs::remove_file(&path).doing("remove", &path)?;
-        }
-    }
     Ok(Recovered {
         header,
         segments,
@@ -296,24 +302,39 @@ fn remove_leftovers(stripe: &Stripe, shelf: ShelfId) -> Result<()> {
     Ok(())
 }
 
-/// Removes one shelf whose writer is gone, to make room for `own`: of another namespace before one of the same. False when there is
-/// none. Call under the store's lock.
-pub fn reclaim_one(stripe: &Stripe, own: ShelfId) -> Result<bool> {
-    let namespace_of = |shelf| -> Option<Namespace> {
-        let follower = Follower::open(&stripe.shelf(shelf, 0)).ok()?;
-        follower.map(|follower| follower.header.namespace)
-    };
-    let ours = namespace_of(own);
+/// Whose an idle shelf is, as they make room one after the other.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Whose {
+    Others,
+    /// It cannot be read.
+    Unknown,
+    Ours,
+}
+
+/// Makes room for `own` in a shelf whose writer is gone. Those of another namespace go segment by segment, the one with the most next:
+/// shards whose pages make one keep the same ones. Then whole ones go, of our own namespace last. False when there is none. Call under
+/// the store's lock.
+pub fn reclaim_one(stripe: &Stripe, own: ShelfId, namespace: Namespace) -> Result<bool> {
     let mut candidates = Vec::new();
-    for shelf in stripe.shelves()? {
-        if shelf != own {
-            candidates.push((namespace_of(shelf) == ours, shelf));
-        }
+    for shelf in stripe.shelves()?.into_iter().filter(|shelf| *shelf != own) {
+        let whose = match Follower::open(&stripe.shelf(shelf, 0)) {
+            Ok(Some(found))
+                if (found.header.shelf, found.header.namespace) == (shelf, namespace) =>
+            {
+                Whose::Ours
+            }
+            Ok(_) => Whose::Others,
+            // It says nothing about the shelf.
+            Err(error) if error.passes() => continue,
+            Err(_) => Whose::Unknown,
+        };
+        let num_segments = stripe.segments(shelf)?.len();
+        candidates.push((whose, Reverse(num_segments), shelf));
     }
     candidates.sort_unstable();
     let mut problem = Ok(false);
-    for (_, shelf) in candidates {
-        match remove_if_idle(stripe, shelf) {
+    for (whose, _, shelf) in candidates {
+        match reclaim(stripe, shelf, whose) {
             Ok(false) => {}
             Ok(true) => return Ok(true),
             // Another one may do.
@@ -323,11 +344,46 @@ pub fn reclaim_one(stripe: &Stripe, own: ShelfId) -> Result<bool> {
     problem
 }
 
-fn remove_if_idle(stripe: &Stripe, shelf: ShelfId) -> Result<bool> {
-    match stripe.try_hold_shelf(shelf)? {
-        Some(hold) => stripe.remove_shelf(shelf, hold).map(|()| true),
-        None => Ok(false),
+fn reclaim(stripe: &Stripe, shelf: ShelfId, whose: Whose) -> Result<bool> {
+    let Some(hold) = stripe.try_hold_shelf(shelf)? else {
+        return Ok(false);
+    };
+    match whose {
+        Whose::Others => take_segment(stripe, shelf, hold)?,
+        Whose::Unknown | Whose::Ours => stripe.remove_shelf(shelf, hold)?,
     }
+    Ok(true)
+}
+
+/// Takes the last segment of a shelf, and what lay there out of its manifest; with the only one all of the shelf.
+fn take_segment(stripe: &Stripe, shelf: ShelfId, hold: Hold) -> Result<()> {
+    let directory = stripe.shelf(shelf, 0);
+    let mut segments = stripe.segments(shelf)?;
+    let last = segments.pop();
+    let is_good = |found: &Follower| {
+        let header = &found.header;
+        header.shelf == shelf && leaves_room(header.number) && !segments.is_empty()
+    };
+    let (Some(mut follower), Some(last)) = (Follower::open(&directory)?.filter(is_good), last)
+    else {
+        return stripe.remove_shelf(shelf, hold);
+    };
+    // First, as the drive may be full. Of what a manifest names and no file has, recovery knows nothing.
+    let path = stripe.segment(shelf, last);
+    fs::remove_file(&path).doing("remove", &path)?;
+    let mut tenants = Tenants::default();
+    follower.read(Log::AsIs, |entry| tenants.apply(entry))?;
+    let mut header = follower.header;
+    let segmenting = header.segmenting();
+    // They are sorted.
+    let is_there = |entry: &Entry| {
+        let segment = segmenting.locate(entry.place).0;
+        segments.binary_search(&segment).is_ok()
+    };
+    header.number = hold.next_epoch(header.number);
+    header.sequence = 0;
+    let left = tenants.into_entries().into_iter().filter(is_there);
+    manifest::replace(&directory, &header, left).map(drop)
 }
 
 #[cfg(test)]
@@ -338,7 +394,7 @@ mod tests {
     use crate::check::{Treatment, check, remove_idle};
     use crate::files::create_segment;
     use crate::format::{ENTRY_BYTES, Kind, MOST_NUMBER};
-    use crate::marks::{self, SILENCE};
+    use crate::marks::{Reach, SILENCE};
     use crate::testing::{Scratch, age, record, refuse};
 
     fn opened(stripe: &Stripe) -> (Opened, State) {
@@ -380,7 +436,7 @@ mod tests {
     fn shelf_when_its_machine_lives_then_left_alone_by_all_and_when_it_is_silent_then_taken_over() {
         let scratch = Scratch::new();
         let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
-        let [theirs, ours] = ["theirs", "ours"].map(|boot| stripe.from_afar(boot));
+        let [theirs, ours] = ["theirs", "ours"].map(|boot| stripe.seen_by(Reach::named(boot, 1)));
         let (living, _) = opened(&theirs);
         publish(&theirs, &living, &entry(1));
         let (just_made, made) = theirs.create_shelf().unwrap();
@@ -388,12 +444,13 @@ mod tests {
         // Locks of another kernel's.
         let Hold { lock, mark } = living.hold;
         drop((lock, made.lock));
+        let namespace = living.header.namespace;
 
         let (own, _) = opened(&ours);
         let own_shelf = own.header.shelf;
         assert!(own_shelf != shelf && ours.shelves().unwrap().len() == 3);
         assert!(ours.is_in_use(shelf).unwrap() && ours.is_in_use(just_made).unwrap());
-        assert!(!reclaim_one(&ours, own_shelf).unwrap());
+        assert!(!reclaim_one(&ours, own_shelf, namespace).unwrap());
         assert!(remove_idle(&ours, None).unwrap().is_empty());
         let refused = remove_idle(&ours, Some(shelf)).unwrap_err().to_string();
         assert!(refused.contains("in use"), "{refused}");
@@ -405,15 +462,46 @@ mod tests {
         }
         assert!(!ours.is_in_use(shelf).unwrap());
         let (taken, state) = opened(&ours);
-        assert_eq!((taken.header.shelf, taken.header.number), (shelf, 2));
+        assert!(taken.header.shelf == shelf && leaves_room(taken.header.number));
         assert_eq!(state.counters.adopted_pages, 1);
+        // A manifest that its last writer was about to make is behind.
+        let behind = FileHeader {
+            number: 2,
+            ..living.header.clone()
+        };
+        let directory = ours.shelf(shelf, 0);
+        manifest::replace(&directory, &behind, std::iter::empty()).unwrap();
+        let found = Follower::open(&directory).unwrap().unwrap();
+        assert_eq!(found.header.number, taken.header.number);
+        assert_eq!(taken.log.metadata().unwrap().nlink(), 1);
         // What its last writer appends now lies in a file that is gone.
         assert_eq!(living.log.metadata().unwrap().nlink(), 0);
-        let mark = mark.unwrap();
-        mark.sign();
-        assert!(marks::check(Some(&*mark)).is_err());
+        assert!(mark.confirm().is_err());
         remove_idle(&ours, None).unwrap();
         assert!(!ours.shelves().unwrap().contains(&just_made));
+    }
+
+    #[test]
+    fn shelf_when_its_writer_has_the_folder_on_its_own_drive_then_a_machine_that_mounts_it_leaves_it_alone()
+     {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let [home, later] =
+            ["home", "later"].map(|boot| stripe.seen_by(Reach::named(boot, 1).local()));
+        let afar = stripe.seen_by(Reach::named("afar", 1));
+        let (living, _) = opened(&home);
+        publish(&home, &living, &entry(1));
+        let shelf = living.header.shelf;
+        age(&home.shelf(shelf, 0).join("lock"), SILENCE);
+        let Hold { lock, mark } = living.hold;
+        drop(lock);
+        assert!(afar.is_in_use(shelf).unwrap());
+        assert!(remove_idle(&afar, None).unwrap().is_empty());
+        // Its machine was switched off, and on again.
+        let (again, state) = opened(&later);
+        assert_eq!((again.header.shelf, again.header.number), (shelf, 1));
+        assert_eq!(state.counters.adopted_pages, 1);
+        drop(mark);
     }
 
     #[test]
@@ -432,6 +520,26 @@ mod tests {
     }
 
     #[test]
+    fn manifest_when_it_was_copied_from_another_shelf_then_nobody_writes_by_it_or_believes_it() {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let [one, other] = [(); 2].map(|()| opened(&stripe).0);
+        publish(&stripe, &one, &entry(1));
+        let [from, to] =
+            [&one, &other].map(|made| stripe.shelf(made.header.shelf, 0).join("manifest-1"));
+        let copied = other.header.shelf;
+        drop((one, other));
+        fs::copy(from, to).unwrap();
+        let [one, other] = [(); 2].map(|()| opened(&stripe));
+        assert!(one.0.header.shelf != other.0.header.shelf);
+        let num_adopted = [one, other].map(|(_, state)| state.counters.adopted_pages);
+        assert_eq!(num_adopted.iter().sum::<u64>(), 1);
+        let found = check(&stripe, Treatment::Repair).unwrap().findings;
+        let found: Vec<_> = found.iter().filter(|one| one.shelf == copied).collect();
+        assert!(found.len() == 1 && !found[0].is_repaired, "{found:?}");
+    }
+
+    #[test]
     fn segment_when_it_cannot_be_read_then_an_error_and_when_it_is_short_then_none() {
         let scratch = Scratch::new();
         let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
@@ -447,6 +555,128 @@ mod tests {
             is_segment(&stripe, &header, 0).unwrap_err();
         });
         refused.join().unwrap();
+    }
+
+    #[test]
+    fn shelf_when_it_has_to_shrink_and_the_drive_is_full_then_its_segments_go_first() {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let (left, _) = opened(&stripe);
+        publish(&stripe, &left, &entry(1));
+        let Opened { header, hold, .. } = left;
+        drop(hold);
+        let wanted = Wanted {
+            namespace: header.namespace,
+            geometry: &header.geometry,
+            limits: Limits {
+                quota_bytes: 0,
+                share_bytes: 0,
+                floor_bytes: 0,
+            },
+            places_per_segment: 4,
+        };
+        // The filter ends with its thread.
+        let refused = std::thread::scope(|scope| {
+            let full = || {
+                refuse(libc::SYS_fsync, libc::ENOSPC);
+                take_over(&stripe, &wanted, header.shelf).map(|_| ())
+            };
+            scope.spawn(full).join().unwrap().unwrap_err()
+        });
+        assert!(refused.is_no_space(), "{refused}");
+        assert!(stripe.segments(header.shelf).unwrap().is_empty());
+    }
+
+    /// Idle, with so many segments and a record in each; the least name first.
+    fn idle<const N: usize>(
+        stripe: &Stripe,
+        namespace: Namespace,
+        num_segments: u32,
+    ) -> [ShelfId; N] {
+        let mut shelves = [(); N].map(|()| {
+            let (shelf, _hold) = stripe.create_shelf().unwrap();
+            let header = FileHeader {
+                shelf,
+                number: 1,
+                sequence: 0,
+                namespace,
+                places_per_segment: 4,
+                geometry: Geometry::new(&[4096]).unwrap(),
+            };
+            let entries = (0..num_segments).map(|segment| {
+                create_segment(stripe, &header, segment, 8192).unwrap();
+                Entry {
+                    place: 4 * segment,
+                    record: record(segment.into()),
+                    ..entry(u64::from(segment) + 1)
+                }
+            });
+            manifest::replace(&stripe.shelf(shelf, 0), &header, entries).unwrap();
+            shelf
+        });
+        shelves.sort_unstable();
+        shelves
+    }
+
+    #[test]
+    fn shelves_of_others_when_room_is_needed_then_they_lose_segments_in_turn_and_what_is_left_is_good()
+     {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let [ours] = idle(&stripe, [2; 4], 1);
+        let shelves: [ShelfId; 2] = idle(&stripe, [1; 4], 3);
+        let num_left = || {
+            let segments = shelves.map(|shelf| stripe.segments(shelf).unwrap().len());
+            segments.iter().sum::<usize>()
+        };
+        for left in [5, 4] {
+            assert!(reclaim_one(&stripe, 0, [2; 4]).unwrap());
+            assert_eq!(num_left(), left);
+        }
+        for shelf in shelves {
+            assert_eq!(stripe.segments(shelf).unwrap(), [0, 1]);
+        }
+        let found = check(&stripe, Treatment::Check).unwrap();
+        assert_eq!((found.num_shelves, found.num_records), (3, 5));
+        let (_living, state) = opened(&stripe);
+        assert_eq!(state.counters.adopted_pages, 2);
+        for _ in 0..2 {
+            assert!(reclaim_one(&stripe, 0, [2; 4]).unwrap());
+        }
+        // One has a writer now.
+        assert_eq!(num_left(), 2);
+        assert!(reclaim_one(&stripe, 0, [2; 4]).unwrap());
+        assert!(!stripe.shelves().unwrap().contains(&ours));
+        assert!(!reclaim_one(&stripe, 0, [2; 4]).unwrap());
+    }
+
+    #[test]
+    fn shelf_when_it_cannot_be_read_then_it_goes_after_those_of_others() {
+        use std::os::unix::fs::PermissionsExt;
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let [unreadable, _] = idle(&stripe, [1; 4], 1);
+        let manifest = stripe.shelf(unreadable, 0).join("manifest-1");
+        fs::set_permissions(manifest, fs::Permissions::from_mode(0o666)).unwrap();
+        assert!(reclaim_one(&stripe, 0, [2; 4]).unwrap());
+        assert_eq!(stripe.shelves().unwrap(), [unreadable]);
+        assert!(reclaim_one(&stripe, 0, [2; 4]).unwrap());
+        assert!(stripe.shelves().unwrap().is_empty());
+    }
+
+    #[test]
+    fn shelf_when_it_cannot_be_read_at_the_moment_then_it_stays() {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let [ours, _] = idle(&stripe, [1; 4], 1);
+        let of_the_moment = stripe.clone();
+        // The thread ends with its filter.
+        let reclaimed = std::thread::spawn(move || {
+            refuse(libc::SYS_pread64, libc::ENOMEM);
+            reclaim_one(&of_the_moment, ours, [1; 4]).unwrap()
+        });
+        assert!(!reclaimed.join().unwrap());
+        assert_eq!(stripe.shelves().unwrap().len(), 2);
     }
 
     #[test]
@@ -496,7 +726,7 @@ mod tests {
     fn shelf_when_a_killed_server_of_this_machine_had_it_then_taken_back_at_once() {
         let scratch = Scratch::new();
         let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
-        let ours = stripe.from_afar("ours");
+        let ours = stripe.seen_by(Reach::named("ours", 1));
         let (killed, _) = opened(&ours);
         let Hold { lock, mark } = killed.hold;
         drop(lock);

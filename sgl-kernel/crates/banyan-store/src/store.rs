@@ -29,6 +29,9 @@ use crate::shares::{Owner, Share};
 use crate::state::{Outcome, Queued, Reach, State, Verdict};
 use crate::traffic::{Claim, Traffic};
 
+/// A first look at what others have reads all of it, a gigabyte of manifests maybe: it may take so many times what a drive may.
+const FIRST_LOOK: u32 = 6;
+
 use starting::Threads;
 pub use starting::{EngineChoice, Options, OtherDevice};
 
@@ -128,7 +131,7 @@ impl Store {
         let shared = Shared::new(stripe, geometry, traffic, State::new(namespace), None);
         let shared = Arc::new(shared);
         let (threads, engine) = starting::start(&shared, None, &options)?;
-        Ok(Self {
+        let beside = Self {
             shared,
             threads: Mutex::new(Some(threads)),
             is_closed: AtomicBool::new(false),
@@ -136,7 +139,13 @@ impl Store {
             stall_after: self.stall_after,
             engine,
             options,
-        })
+        };
+        let requests = &beside.shared.refresh_requests;
+        match requests.ask_and_wait(FIRST_LOOK * self.stall_after) {
+            // What cannot be read has been said, and does not keep the rest from being found.
+            Ok(()) | Err(StoreError::Invalid(_)) => Ok(beside),
+            Err(late) => Err(late),
+        }
     }
 
     /// What does the I/O, in one line.

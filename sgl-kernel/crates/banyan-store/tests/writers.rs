@@ -172,6 +172,28 @@ fn segment_when_its_shelf_shrank_and_grew_again_then_a_reader_finds_the_new_file
 }
 
 #[test]
+fn shelf_when_another_machine_has_taken_it_then_its_manifest_stays_the_one() {
+    let scratch = Scratch::new();
+    let rig = Rig::open(&Options {
+        stall_after: Duration::from_millis(500),
+        ..options(scratch.path())
+    });
+    rig.keep(None, &[0]);
+    let shelves = fs::read_dir(scratch.path().join("store")).unwrap();
+    let mut shelves = shelves.map(|entry| entry.unwrap().path());
+    let shelf = shelves.find(|path| path.is_dir()).unwrap();
+    let names = || -> Vec<String> {
+        let files = fs::read_dir(&shelf).unwrap();
+        let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.starts_with("manifest-")).collect()
+    };
+    fs::rename(shelf.join("writer-1"), shelf.join("writer-2")).unwrap();
+    fs::rename(shelf.join("manifest-1"), shelf.join("manifest-9")).unwrap();
+    rig.store.clear().unwrap_err();
+    assert_eq!(names(), ["manifest-9"]);
+}
+
+#[test]
 fn shelf_when_nobody_owns_it_and_space_is_short_then_removed() {
     let scratch = Scratch::new();
     let mut options = options(scratch.path());

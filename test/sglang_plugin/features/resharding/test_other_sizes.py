@@ -91,6 +91,12 @@ def test_pages_when_they_are_not_heads_alone_then_no_size_is_looked_for(rank, tm
     assert rank(1, 0, **other) == []
 
 
+def test_weights_when_they_have_changed_then_no_size_is_looked_for(rank, tmp_path, monkeypatch):
+    write(tmp_path, 2)
+    monkeypatch.setattr(other_sizes, "sizes", None)
+    assert rank(1, 0, weights_epoch=1) == []
+
+
 def test_cpu_when_there_are_more_shards_than_heads_then_they_have_other_heads_than_on_a_gpu(
     rank, tmp_path, monkeypatch
 ):

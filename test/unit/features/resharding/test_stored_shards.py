@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import threading
 import time
 from array import array
 from collections.abc import Iterator, Sequence
@@ -407,6 +408,74 @@ def test_weights_when_they_change_during_a_read_then_nothing_of_it_stays(opened,
     shard.prefetch.quiesce()
     shard.source.close()
     assert shard.landed() == {} and shard.residency.num_filling == 0
+
+
+class Held:
+    """The store of a shard whose reads and end wait for ``go_on``."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.lookup, self.num_reads = store.lookup, 0
+        self.go_on, self.closed = threading.Event(), threading.Event()
+
+    def read(self, *asked, **how) -> Read:
+        self.num_reads += 1
+        assert self.go_on.wait(10)
+        return self._store.read(*asked, **how)
+
+    def close(self) -> None:
+        assert self.go_on.wait(10)
+        self.closed.set()
+
+
+def held(shard: Shard) -> Held:
+    """The first of the stores that it reads, from now on."""
+    (first, store), *others = shard.division.shards
+    one = Held(store)
+    shard.source = shard.source_of(replace(shard.division, shards=[(first, one), *others]))
+    return one
+
+
+def test_read_when_nobody_wants_it_any_more_then_it_ends_with_what_is_under_way(opened, tmp_path):
+    write(tmp_path, 2)
+    shard = opened(1, 0, 2)
+    store = held(shard)
+    assert shard.ask() == len(WANTED) > AT_ONCE
+    shard.until(lambda: store.num_reads == 1)
+    shard.source.forget()
+    store.go_on.set()
+    shard.until_landed()
+    assert store.num_reads == 1 and shard.landed() == {}
+    shard.ask()
+    shard.until_landed()
+    assert shard.landed() == shard.right(0, 1, 2, 3)
+
+
+def test_source_when_a_store_waits_for_its_drive_then_who_closes_it_does_not(opened, tmp_path):
+    write(tmp_path, 2)
+    shard = opened(1, 0, 2)
+    store = held(shard)
+    shard.source.close()
+    assert not store.closed.is_set()
+    store.go_on.set()
+    assert store.closed.wait(10)
+
+
+def test_pages_when_there_is_no_thread_for_them_then_misses(opened, tmp_path, monkeypatch):
+    write(tmp_path, 2)
+    shard = opened(1, 0, 2)
+
+    def none(*work, **how):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(shard.source._workers, "submit", none)
+    shard.ask()
+    shard.until_landed()
+    assert shard.landed() == {} and shard.counters.read_failed_pages == len(WANTED)
+    monkeypatch.setattr(stored_shards, "start_thread", none)
+    shard.source.close()
+    with pytest.raises(ValueError, match="closed"):
+        shard.division.shards[0][1].register(shard.memory)
 
 
 def test_arena_when_it_has_too_few_frames_then_as_many_pages_as_fit(opened, tmp_path):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which sizes of attention TP beside its own a rank's store has pages of.
 
-They are looked for whenever the rank begins with a namespace. Another size that begins to store after that is not found
-before the next time.
+They are looked for when the rank starts, of the weights that it has loaded: those that have changed since have names of
+this size alone. Another size that begins to store after that is not found before the next start.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class OtherSizes(SourceAccess):
 
     def _divisions(self, files: Store, namespace: Namespace) -> Iterator[Division]:
         num_heads, own_size, num_rows = self._site.num_kv_heads, namespace.attn_tp_size, rows_of(namespace)
-        if not num_heads or not num_rows:
+        if not num_heads or not num_rows or namespace.weights_epoch:
             return
         # On a CPU SGLang divides heads over more shards than there are by adding some.
         possible = sizes(num_heads, MOST_SHARDS if runtime.is_on_gpu() else num_heads)

@@ -27,6 +27,7 @@ from banyan.features.resharding.heads import Piece
 from banyan.layout import BlockGeometry
 from banyan.ports import Frames, StoreFound, StoreRead
 from banyan.telemetry import Counters
+from banyan.telemetry.threads import start_thread
 from banyan.telemetry.workers import Workers
 
 _late: list[Read] = []
@@ -102,6 +103,7 @@ class StoredShards(Source):
         self._prefetch = prefetch
         self._counters = counters
         self._workers = Workers(1, name="banyan-reshard", feature="a read of what another --tp has stored")
+        self._num_forgotten = 0
 
     def ask(self, wanted: Wanted) -> int:
         looked_up = ((division.lookup(wanted.missing), division) for division in self._divisions)
@@ -120,24 +122,44 @@ class StoredShards(Source):
         keys = keys[len(keys) - found.num_pages :][:num_pages]
         feed = Feed(memory, offsets, self._shape.block.block_bytes, len(self._shape.block.layer_bytes))
         read = cast(StoreRead, feed.read())
-        self._workers.submit(partial(self._carry, feed, division, keys, memory, offsets))
+        try:
+            self._workers.submit(partial(self._carry, feed, division, keys, memory, offsets, self._num_forgotten))
+        except RuntimeError:
+            # There is no thread to be had: the pages are computed.
+            feed.end()
         return read
+
+    def forget(self) -> None:
+        self._num_forgotten += 1
 
     def close(self) -> None:
         self._workers.close(0.0)
+        try:
+            # A store waits for its drive as it ends.
+            start_thread(self._close_stores, name="banyan-reshard-end", feature="an end of what another --tp has stored")
+        except RuntimeError:
+            self._close_stores()
+
+    def _close_stores(self) -> None:
         for division in self._divisions:
             for _, store in division.shards:
                 store.close()
 
     def _carry(
-        self, feed: Feed, division: Division, keys: Sequence[str], memory: SharedBytes, offsets: Sequence[int]
+        self,
+        feed: Feed,
+        division: Division,
+        keys: Sequence[str],
+        memory: SharedBytes,
+        offsets: Sequence[int],
+        num_forgotten: int,
     ) -> None:
         """On the thread."""
         began_s, failed = time.monotonic(), set(range(len(keys)))
         try:
             for first in range(0, len(keys), division.num_at_once):
                 _late[:] = [read for read in _late if not read.has_ended]
-                if _late or not feed.is_wanted:
+                if _late or not feed.is_wanted or num_forgotten != self._num_forgotten:
                     return
                 num_pages, reads = division.read(keys[first : first + division.num_at_once])
                 lost = {place for read in reads for place in read.failed_pages()}

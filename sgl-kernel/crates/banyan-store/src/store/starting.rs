@@ -60,7 +60,7 @@ pub(super) struct Threads {
     io: JoinHandle<()>,
     news: JoinHandle<()>,
     clock: JoinHandle<()>,
-    /// Where other machines may have the folder.
+    /// Of a writer.
     signs: Option<JoinHandle<()>>,
 }
 
@@ -96,10 +96,13 @@ pub(super) fn start(
     opened: Option<Opened>,
     options: &Options,
 ) -> Result<(Threads, String)> {
-    let mark = opened.as_ref().and_then(|opened| opened.hold.mark.clone());
+    let mark = opened.as_ref().map(|opened| opened.hold.mark.clone());
     let (io, name) = start_io(shared, opened, options)?;
     let mut news = News::new(shared.clone());
-    if let Err(error) = news.refresh() {
+    // Who only reads waits no longer for what others have than for a drive.
+    if mark.is_some()
+        && let Err(error) = news.refresh()
+    {
         banyan_shm::say!("banyan: what another writer of the store has cannot be read: {error}");
     }
     let clock = Clock::new(shared.clone(), options.stall_after);
@@ -147,8 +150,7 @@ fn start_signs(shared: &Arc<Shared>, mark: Arc<Mark>) -> Result<JoinHandle<()>> 
     let store = shared.clone();
     spawn(shared, "banyan-store-signs", move || {
         loop {
-            mark.sign();
-            if mark.check().is_err() {
+            if mark.confirm().is_err() {
                 // The writer says so, and gives up what waits.
                 store.wake();
             }

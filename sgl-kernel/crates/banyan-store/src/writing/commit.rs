@@ -114,7 +114,7 @@ impl Writer {
         if written.is_empty() && retired.is_empty() {
             return;
         }
-        if self.hold.check().is_err() {
+        if self.hold.mark.check().is_err() {
             self.distrust_log(around, written, retired);
             return;
         }

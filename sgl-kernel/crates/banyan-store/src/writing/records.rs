@@ -41,7 +41,7 @@ impl Writer {
     }
 
     fn is_writing(&self) -> bool {
-        !self.is_resting() && self.stopped_until.is_none() && self.hold.check().is_ok()
+        !self.is_resting() && self.stopped_until.is_none() && self.hold.mark.check().is_ok()
     }
 
     fn is_resting(&self) -> bool {

@@ -11,14 +11,13 @@ use crate::error::{StoreError, invalid};
 use crate::format::{Entry, FileHeader, Kind, Record};
 use crate::geometry::Place;
 use crate::manifest;
-use crate::marks;
 use crate::shared::{PAUSE, SLICE, Shared};
 
 impl Writer {
     /// A new manifest is wanted, for a clear or a new namespace, or before anything else is written.
     pub(super) fn renew(&mut self, around: &Surroundings<'_>) {
         if matches!(self.commit, Commit::Idle)
-            && (around.shared.lock().wants_manifest || self.hold.check().is_err())
+            && (around.shared.lock().wants_manifest || self.hold.mark.check().is_err())
         {
             self.rewrite(around);
         }
@@ -58,7 +57,8 @@ impl Writer {
                         record,
                     },
                 );
-                let replaced = marks::check(mark.as_deref())
+                let replaced = mark
+                    .confirm()
                     .and_then(|()| manifest::replace(&directory, &header, entries));
                 // Nobody receives when the store was closed meanwhile.
                 drop(sender.send(replaced));

@@ -11,6 +11,8 @@ use crate::error::StoreError;
 use crate::files::{NoSegment, create_segment};
 use crate::format::FileHeader;
 use crate::growth::{self, Limits, Refusal, Space, may_grow};
+use crate::marks::Mark;
+use crate::opening::reclaim_one;
 use crate::shared::Shared;
 use crate::state::Outcome;
 
@@ -69,6 +71,7 @@ impl Writer {
         }
         let growth = Growth {
             shared: around.shared.clone(),
+            mark: self.hold.mark.clone(),
             header: self.header.clone(),
             limits: self.limits,
             next: self.segments.iter().max().map_or(0, |last| last + 1),
@@ -159,6 +162,7 @@ enum Growing {
 /// What the thread needs that adds a segment.
 struct Growth {
     shared: Arc<Shared>,
+    mark: Arc<Mark>,
     header: FileHeader,
     limits: Limits,
     /// The number of the next segment.
@@ -173,6 +177,8 @@ impl Growth {
         let Some(_lock) = stripe.try_lock()? else {
             return Err(NoGrowth::LockedOut);
         };
+        self.mark.confirm()?;
+        let namespace = self.shared.lock().namespace;
         let mut refusal = Refusal::Quota;
         // A path that is full is passed over: numbers may be missing.
         for segment in self.next..self.next + stripe.num_paths() as u32 {
@@ -195,8 +201,7 @@ impl Growth {
                             Err(NoSegment::Failed(error)) => Err(NoGrowth::Failed(error)),
                         };
                     }
-                    Err(Refusal::Quota)
-                        if crate::opening::reclaim_one(stripe, self.header.shelf)? => {}
+                    Err(Refusal::Quota) if reclaim_one(stripe, self.header.shelf, namespace)? => {}
                     Err(reason) => {
                         refusal = reason;
                         break;
@@ -224,4 +229,51 @@ impl From<StoreError> for NoGrowth {
 
 fn no_thread() -> StoreError {
     StoreError::Invalid("its thread failed, or could not be started".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::directory::Stripe;
+    use crate::geometry::Geometry;
+    use crate::state::State;
+    use crate::testing::Scratch;
+
+    #[test]
+    fn growth_when_another_machine_has_taken_the_shelf_then_none() {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let (shelf, hold) = stripe.create_shelf().unwrap();
+        let geometry = Geometry::new(&[4096]).unwrap();
+        let growth = Growth {
+            shared: Arc::new(Shared::new(
+                stripe.clone(),
+                Arc::new(geometry.clone()),
+                None,
+                State::new([1; 4]),
+                Some(shelf),
+            )),
+            mark: hold.mark.clone(),
+            header: FileHeader {
+                shelf,
+                number: 1,
+                sequence: 0,
+                namespace: [1; 4],
+                places_per_segment: 4,
+                geometry,
+            },
+            limits: Limits {
+                quota_bytes: 1 << 30,
+                share_bytes: 1 << 30,
+                floor_bytes: 0,
+            },
+            next: 0,
+            num_segments: 0,
+        };
+        assert!(matches!(growth.try_grow(), Ok(0)));
+        std::fs::remove_file(stripe.shelf(shelf, 0).join("writer-1")).unwrap();
+        let next = Growth { next: 1, ..growth };
+        assert!(matches!(next.try_grow(), Err(NoGrowth::Failed(_))));
+        assert_eq!(stripe.segments(shelf).unwrap(), [0]);
+    }
 }
