@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import aiohttp
 import zmq.asyncio
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -370,4 +371,5 @@ def build(settings: Settings) -> tuple[Starlette, Router]:
         Route("/router/resume", router.resume, methods=["POST"]),
         *endpoints.others(router.pass_on, own="/router"),
     ]
-    return Starlette(routes=routes, lifespan=router.run, exception_handlers={Exception: failed}), router
+    middleware, handlers = [Middleware(endpoints.of_paths)], {Exception: failed}
+    return Starlette(routes=routes, lifespan=router.run, middleware=middleware, exception_handlers=handlers), router

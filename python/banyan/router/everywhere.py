@@ -18,7 +18,7 @@ from banyan.router.fleet import Server
 from banyan.router.health import State
 from banyan.router.paths import Row, To
 from banyan.router.settings import Settings
-from banyan.router.upstream import Attempt, Lost, Unreached
+from banyan.router.upstream import Attempt, Lost, Unreached, at
 
 
 async def ask_all(
@@ -62,7 +62,7 @@ async def _ask(session: aiohttp.ClientSession, server: Server, call: Call, timeo
     try:
         # For head and body together.
         async with asyncio.timeout(timeout_s):
-            await attempt.open(server.url + call.target, call.body, call.onward(), call.method)
+            await attempt.open(at(server.url, call.target), call.body, call.onward(), call.method)
     except (Unreached, Lost, TimeoutError) as why:
         said = f"{server.url} did not answer, and may not have done it: {str(why) or 'it takes too long'}"
         return error(said, "server_lost", 502, form=call.row.form)

@@ -33,7 +33,7 @@ from banyan.router.prompt import pin, renamed
 from banyan.router.settings import Settings
 from banyan.router.sources import source_of
 from banyan.router.suspects import WHY_HELD, Held, Suspect, Suspects
-from banyan.router.upstream import Attempt, Lost, Unreached
+from banyan.router.upstream import Attempt, Lost, Unreached, at
 from banyan.router.verdict import (
     RETRYABLE_STATUSES,
     Outcome,
@@ -194,7 +194,7 @@ class Forwarder:
         if rank is not None and len(server.targets) > 1 and going.asked.request.may_pin:
             body = pin(body, rank)
         try:
-            await attempt.open(server.url + going.call.target, body, going.headers, going.call.method)
+            await attempt.open(at(server.url, going.call.target), body, going.headers, going.call.method)
         except Unreached as why:
             if nobody_listens(why.__cause__):
                 logger.warning("%s is down: %s", server.url, why)

@@ -61,6 +61,18 @@ async def once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerTyp
         raise Lost(_said(error)) from error
 
 
+def at(server: str, target: str) -> URL:
+    """Where a server is asked for a client's ``target``: the one place where the two come together.
+
+    Raises:
+        ValueError: when it is no path, and would lead to somebody else.
+    """
+    url = URL(server + target, encoded=True)
+    if not target.startswith("/") or url.origin() != URL(server).origin():
+        raise ValueError(f"{target!r} is no path of {server}")
+    return url
+
+
 class Attempt:
     """One request at one server. ``streams``: types of answers that are no whole ones."""
 
@@ -86,7 +98,7 @@ class Attempt:
     def is_stream(self) -> bool:
         return self._events is not None
 
-    async def open(self, url: str, body: bytes, headers: Mapping[str, str], method: str = "POST") -> None:
+    async def open(self, url: URL, body: bytes, headers: Mapping[str, str], method: str = "POST") -> None:
         """Send the request; return when ``status``, ``headers`` and ``first`` hold the beginning of an answer.
 
         Raises:
@@ -95,12 +107,7 @@ class Attempt:
         try:
             data = body if body or method == "POST" else None
             request = self._session.request(
-                method,
-                URL(url, encoded=True),
-                data=data,
-                headers=headers,
-                allow_redirects=False,
-                middlewares=[once],
+                method, url, data=data, headers=headers, allow_redirects=False, middlewares=[once]
             )
             response = await self._wait(request)
             self._response = response
