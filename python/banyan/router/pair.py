@@ -84,8 +84,12 @@ class PairForwarder(Forwarder):
         prefill = self._prefills.take(asked, avoid)
         if prefill is None:
             return None
-        place = self._fleet.take(asked, avoid)
-        assert place is not None
+        try:
+            place = self._fleet.take(asked, avoid)
+            assert place is not None
+        except Exception:
+            self._prefills.release(prefill)
+            raise
         place.beside, place.seen_tokens = prefill, seen_tokens
         return place
 
