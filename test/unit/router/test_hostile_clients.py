@@ -110,6 +110,8 @@ def test_bodies_when_there_is_no_room_for_more_then_the_next_is_refused_until_on
 HOSTILE = [
     {"origin": "http://evil.example"},
     {"origin": "null"},
+    {"sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "same-site"},
     {"host": "evil.example"},
     {"x-forwarded-for": "10.0.0.9"},
     {"forwarded": "for=10.0.0.9"},
@@ -123,8 +125,20 @@ def test_servers_when_another_page_or_a_proxy_asks_for_them_then_it_is_refused(h
             url = f"{rig.served.url}/router/servers"
             async with rig.client.get(url, headers=headers) as response:
                 assert response.status == 403 and (await response.json())["error"]["type"] == "forbidden"
-            async with rig.client.get(url, headers={"origin": rig.served.url}) as response:
-                assert response.status == 200
+            for own in ({"origin": rig.served.url, "sec-fetch-site": "same-origin"}, {"sec-fetch-site": "none"}):
+                async with rig.client.get(url, headers=own) as response:
+                    assert response.status == 200
+
+    asyncio.run(scenario())
+
+
+def test_caches_when_a_page_asks_for_a_picture_there_then_nothing_is_flushed():
+    async def scenario():
+        async with running([FakeServer("a")]) as rig:
+            picture = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}
+            async with rig.client.get(f"{rig.served.url}/flush_cache", headers=picture) as response:
+                assert response.status == 403
+            assert rig.num_seen() == [0]
 
     asyncio.run(scenario())
 
