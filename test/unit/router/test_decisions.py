@@ -228,7 +228,13 @@ def test_rate_when_time_passes_then_old_events_do_not_count():
     [
         ({"servers": ()}, "--server"),
         ({"servers": ("node:30000",)}, "--server"),
+        ({"servers": ("ftp://a:1",)}, "--server"),
         ({"servers": (URL, URL)}, "--server"),
+        ({"servers": ("http://localhost:30000", "http://127.0.0.1:30000")}, "twice"),
+        ({"servers": ("http://Node7:30000", "http://node7.:30000")}, "twice"),
+        ({"servers": (), "prefills": ("http://a",), "decodes": ("http://a:80",)}, "twice"),
+        *(({"servers": (f"http://{wrong}",)}, "--server") for wrong in ("me:key@a:1", "@a:1", "a:1/x", "a:1?", "a:1#")),
+        *(({"servers": (f"http://{wrong}",)}, "--server") for wrong in ("a:x", "a:99999", "[::1", ":1", "", "a:1\n")),
         ({"policy": "best"}, "--policy"),
         ({"max_in_flight": 0}, "--max-in-flight"),
         ({"queue_timeout_s": 0.0}, "--queue-timeout-s"),
