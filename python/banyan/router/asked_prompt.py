@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 
-from banyan.router.blocks import block_ids
+from banyan.router.blocks import block_ids, salt_digest
 from banyan.router.prompt import Request
 from banyan.routing.sent import BYTES_PER_TOKEN, piece_ids
 
@@ -51,6 +51,11 @@ class Asked:
         return {}
 
     @cached_property
+    def prior(self) -> bytes | None:
+        """What the chain of its pages starts from."""
+        return salt_digest(self.request.cache_salt)
+
+    @cached_property
     def pieces(self) -> list[bytes]:
         """Of the prompt, for targets that do not tell what they hold."""
         row = self.request.row()
@@ -59,7 +64,7 @@ class Asked:
     def hash_now(self, block_sizes: Iterable[int]) -> None:
         """All that is compared, and not when somebody first asks for it: a long prompt takes so long that this is done
         where nobody waits for it."""
-        _ = self.pieces
+        _ = self.pieces, self.prior
         if self.token_ids is not None and self.request.is_salted_only:
             for block_tokens in block_sizes:
                 self.ids(block_tokens)
