@@ -55,13 +55,17 @@ from banyan.router.tasks import Tasks
 from banyan.router.tenant_rules import TenantRules
 from banyan.router.tokens import Tokens
 from banyan.routing import POLICIES, Dispatcher, HotRankGuard, LoadReport
+from banyan.routing.sent import BYTES_PER_TOKEN
 
 logger = logging.getLogger("banyan.router")
 
 T = TypeVar("T")
 
-LARGE_BYTES, MANY_BRACKETS = 256 << 10, 8192
+LARGE_BYTES, MANY_BRACKETS, MANY_COMMAS = 256 << 10, 8192, 16384
 """Reading a body of this size, or with so many of them, takes a millisecond."""
+
+LONG_TOKENS = LARGE_BYTES // BYTES_PER_TOKEN
+"""So does hashing so many."""
 
 
 class Router:
@@ -280,7 +284,7 @@ class Router:
             asked = Asked(replace(read, tokenize=None), read.token_ids, held_at)
         else:
             asked = await self.tokens.of(read, headers, held_at)
-        if is_large:
+        if is_large or asked.num_tokens >= LONG_TOKENS:
             await self._beside(asked.hash_now, {size for fleet in self.fleets for size in fleet.block_sizes})
         return asked
 
@@ -356,7 +360,8 @@ class Router:
 
 
 def _is_large(body: bytes) -> bool:
-    return len(body) >= LARGE_BYTES or prompt.num_brackets(body) > MANY_BRACKETS
+    many = prompt.num_brackets(body) > MANY_BRACKETS or prompt.num_commas(body) > MANY_COMMAS
+    return many or len(body) >= LARGE_BYTES
 
 
 def build(settings: Settings) -> tuple[Starlette, Router]:

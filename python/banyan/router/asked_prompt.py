@@ -11,10 +11,7 @@ from itertools import islice
 
 from banyan.router.blocks import block_ids, salt_digest
 from banyan.router.prompt import Request
-from banyan.routing.sent import BYTES_PER_TOKEN, piece_ids
-
-MOST_PIECES = 1 << 13
-"""Of one prompt: half a million tokens. It is not to push all others out of what was sent to a target."""
+from banyan.routing.sent import BYTES_PER_TOKEN, MOST_PIECES, piece_ids
 
 
 @dataclass(frozen=True)
@@ -35,8 +32,8 @@ class Asked:
     def num_tokens(self) -> int:
         """Of the whole batch, as if all its prompts were as long as the first; guessed from the text if need be. One at
         least: of nothing every server would have as much to do."""
-        row = self.request.text or b""
-        one = len(self.token_ids) if self.token_ids is not None else len(row) // BYTES_PER_TOKEN
+        num_bytes = len(self.request.text or b"") + self.request.num_more_bytes
+        one = len(self.token_ids) if self.token_ids is not None else num_bytes // BYTES_PER_TOKEN
         return max(1, one) * (1 + self.request.num_others)
 
     def ids(self, block_tokens: int) -> list[int]:
