@@ -17,6 +17,7 @@ from typing import TypeVar
 import aiohttp
 from yarl import URL
 
+from banyan.router.bodies import Answers
 from banyan.router.call import HOP_BY_HOP
 from banyan.router.verdict import LINE_MARKS, MARKS, TooLong, WholeEvents
 from banyan.whole_answer import whole
@@ -74,16 +75,18 @@ def at(server: str, target: str) -> URL:
 
 
 class Attempt:
-    """One request at one server. ``streams``: types of answers that are no whole ones."""
+    """One request at one server. ``streams``: types of answers that are no whole ones; ``answers``: of whole ones."""
 
     def __init__(
         self,
         session: aiohttp.ClientSession,
+        answers: Answers,
         *,
         idle_timeout_s: float,
         streams: Mapping[str, Sequence[bytes]] = STREAMS,
     ) -> None:
         self._session = session
+        self._answers = answers
         self._idle_timeout_s = idle_timeout_s
         self._streams = streams
         self._response: aiohttp.ClientResponse | None = None
@@ -103,6 +106,7 @@ class Attempt:
 
         Raises:
             Unreached, Lost: as their names say; the attempt is closed.
+            Refused: there is no room for its whole answer; so it is.
         """
         try:
             data = body if body or method == "POST" else None
@@ -117,7 +121,7 @@ class Attempt:
                 self._events = WholeEvents(marks=self._streams[response.content_type])
                 self.first = await self.read()
             else:
-                self.first = await self._wait(whole(response))
+                self.first = await self._wait(whole(response, coming=self._answers.come))
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             self.close()
             raise Unreached(str(error)) from error

@@ -15,13 +15,15 @@ from types import SimpleNamespace
 import pytest
 import uvicorn
 from starlette.applications import Starlette
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from test.unit.router.fake_pair import FakeDecode, FakePrefill, Rooms
 from test.unit.router.fake_server import FakeServer, Served, raw, running, until
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from banyan.router import connections, run
-from banyan.router.bodies import SMALL_BYTES
+from banyan.router.answers import send_in_pieces
+from banyan.router.bodies import SMALL_BYTES, Answers, Bodies, Refused
 from banyan.router.connections import SLICE_BYTES, Bounded
 from banyan.router.settings import Settings
 
@@ -31,7 +33,7 @@ def test_answer_when_its_client_does_not_take_it_then_no_other_large_one_is_sent
         a = FakeServer("a")
         async with running([a]) as rig:
             bodies = rig.router._bodies
-            bodies._max_bytes = 24 << 20
+            bodies.max_bytes = 24 << 20
             a.says["/generate"] = (200, "application/json", b"x" * (16 << 20))
             async with unread(rig, asking({"text": "hi"})):
                 await until(lambda: bodies.num_answer_bytes)
@@ -41,6 +43,74 @@ def test_answer_when_its_client_does_not_take_it_then_no_other_large_one_is_sent
             await until(lambda: not bodies.num_answer_bytes)
             a.says["/generate"] = (200, "application/json", b"x" * (16 << 20))
             assert (await rig.ask(text="hi"))[::2] == (200, b"x" * (16 << 20))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/responses/x", "/abort_request"])
+def test_answers_when_there_is_no_room_for_more_then_they_are_read_no_further_and_refused(path):
+    async def scenario():
+        servers = [FakeServer("a"), FakeServer("b")]
+        async with running(servers) as rig:
+            bodies = rig.router._bodies
+            bodies.max_bytes = 4 << 20
+            for server in servers:
+                server.says[path] = (200, "application/json", *[b"x" * SMALL_BYTES] * 5, asyncio.Event())
+            method = "GET" if path == "/v1/responses/x" else "POST"
+            async with rig.client.request(method, rig.served.url + path, json={"text": "hi"}) as response:
+                assert response.status == 503 and b"--max-buffered-mib" in await response.read()
+            await until(lambda: not bodies.num_answer_bytes)
+            assert path != "/generate" or sum(rig.num_seen()) == 1, "no other server does it over again"
+            for server in servers:
+                server.says[path] = (200, "application/json", b"x" * SMALL_BYTES)
+            async with rig.client.request(method, rig.served.url + path, json={"text": "hi"}) as response:
+                assert response.status == 200
+            rig.assert_idle()
+            assert not bodies.num_answer_bytes
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_answers_of_a_pair_when_there_is_no_room_for_one_of_them_then_refused(side):
+    async def scenario():
+        rooms = Rooms()
+        servers = [FakePrefill("p", rooms), FakeDecode("d", rooms)]
+        async with running(servers) as rig:
+            bodies = rig.router._bodies
+            bodies.max_bytes = 2 << 20
+
+            async def generate(request):
+                return await servers[side].anything(request)
+
+            routes = servers[side].app.routes
+            routes.insert(0, Route("/generate", generate, methods=["POST"]))
+            servers[side].says["/generate"] = (200, "application/json", *[b"x" * SMALL_BYTES] * 3, asyncio.Event())
+            assert (await rig.ask(text="hi"))[0] == 503
+            await until(lambda: not any(server.in_flight for server in rig.router.all_servers))
+            rig.assert_idle()
+            assert not bodies.num_answer_bytes
+
+    asyncio.run(scenario())
+
+
+def test_answer_when_it_waits_for_what_was_sent_before_it_then_all_of_it_counts():
+    async def scenario():
+        bodies, has_read = Bodies(max_body_bytes=1, max_bytes=1, timeout_s=1.0), asyncio.Event()
+
+        async def send(message):
+            # As uvicorn's, with the answer before this one still unread.
+            await has_read.wait()
+
+        response, answers = Response(b"x" * 1000), Answers(bodies)
+        sending = asyncio.create_task(send_in_pieces(answers, response, {"type": "http"}, None, send))
+        await asyncio.sleep(0)
+        assert bodies.num_answer_bytes == 1000
+        has_read.set()
+        await sending
+        with pytest.raises(Refused):
+            answers.come(5)
+        assert bodies.num_answer_bytes == 0, "nobody waits for what another server says then"
 
     asyncio.run(scenario())
 
