@@ -467,6 +467,7 @@ def test_router_when_it_is_served_then_its_connections_are_bounded_and_no_header
     run.serve(Settings(servers=("http://127.0.0.1:1",), idle_timeout_s=7.0))
     (config,) = served
     assert issubclass(config.http, Bounded) and config.proxy_headers is False and config.http.unread_s == 7.0
+    assert config.ws == "none", "one that becomes a websocket is not bounded"
 
 
 @pytest.mark.parametrize("limits", [(1024, 4096), (4096, 4096)])
