@@ -89,6 +89,10 @@ def _digest(text: str, tag: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
 
 
+_OUR_PAGES = ("same-origin", "none")
+"""What browsers say of a request (``Sec-Fetch-Site``) that our page makes, or their user: not all that other pages make
+have an ``Origin``, a picture has none."""
+
 _PROXIED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 """Headers of a request that somebody on this machine passes on for somebody else."""
 
@@ -107,6 +111,7 @@ def is_ours(request: Request) -> bool:
         and _is_loopback(request.client.host)
         and (host == "localhost" or _is_address(host))
         and origin == headers.get("host", "")
+        and headers.get("sec-fetch-site", "none") in _OUR_PAGES
         and not any(name in headers for name in _PROXIED)
     )
 

@@ -8,11 +8,11 @@ from collections.abc import Coroutine
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from banyan.router.blocks import ARENA, STORE
-from banyan.router.bodies import Bodies
+from banyan.router.bodies import Answers
 from banyan.router.fleet import Server
 from banyan.router.forms import error_body
 from banyan.router.paths import Form
@@ -35,18 +35,25 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> 
         await asyncio.gather(answer, gone, return_exceptions=True)
 
 
-async def send_in_pieces(bodies: Bodies, response: Response, scope: Scope, receive: Receive, send: Send) -> None:
-    """Send an answer. What there is of it counts among ``bodies`` until its client has taken all but the last piece."""
+async def send_in_pieces(answers: Answers, response: Response, scope: Scope, receive: Receive, send: Send) -> None:
+    """Send an answer. What there is of it counts until its client has taken all but the last piece: a stream's as it
+    comes, and all of a whole one, which may have to wait for what was sent before it."""
 
     async def in_pieces(message: Message) -> None:
         rest = whole = memoryview(message.get("body", b""))
-        with bodies.counted(len(whole)):
-            while len(rest) > PIECE_BYTES:
-                await send({**message, "body": rest[:PIECE_BYTES], "more_body": True})
-                rest = rest[PIECE_BYTES:]
-            await send(message if rest is whole else {**message, "body": rest})
+        if isinstance(response, StreamingResponse):
+            answers.are(len(whole))
+        while len(rest) > PIECE_BYTES:
+            await send({**message, "body": rest[:PIECE_BYTES], "more_body": True})
+            rest = rest[PIECE_BYTES:]
+        await send(message if rest is whole else {**message, "body": rest})
 
-    await response(scope, receive, in_pieces)
+    # What other servers have said is not sent.
+    answers.are(len(getattr(response, "body", b"")))
+    try:
+        await response(scope, receive, in_pieces)
+    finally:
+        answers.end()
 
 
 def error(

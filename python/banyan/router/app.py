@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import aiohttp
 import zmq.asyncio
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -32,7 +33,7 @@ from banyan.observe.webpage import Page, is_ours
 from banyan.router import endpoints, models, prompt
 from banyan.router.answers import error, failed, forbidden, send_in_pieces, state_of, unless_gone
 from banyan.router.asked_prompt import Asked
-from banyan.router.bodies import Bodies, Refused
+from banyan.router.bodies import Answers, Bodies, Refused
 from banyan.router.call import CONTROL, Call, KnownTenant, owner_of, target_of
 from banyan.router.clock import now_s
 from banyan.router.dropped_lines import DroppedLines
@@ -54,13 +55,17 @@ from banyan.router.tasks import Tasks
 from banyan.router.tenant_rules import TenantRules
 from banyan.router.tokens import Tokens
 from banyan.routing import POLICIES, Dispatcher, HotRankGuard, LoadReport
+from banyan.routing.sent import BYTES_PER_TOKEN
 
 logger = logging.getLogger("banyan.router")
 
 T = TypeVar("T")
 
-LARGE_BYTES, MANY_BRACKETS = 256 << 10, 8192
+LARGE_BYTES, MANY_BRACKETS, MANY_COMMAS = 256 << 10, 8192, 16384
 """Reading a body of this size, or with so many of them, takes a millisecond."""
+
+LONG_TOKENS = LARGE_BYTES // BYTES_PER_TOKEN
+"""So does hashing so many."""
 
 
 class Router:
@@ -195,24 +200,29 @@ class Router:
             return error("the router is stopping", "stopping", 503, {"retry-after": "1"}, row.form)
         if row.is_ours and not is_ours(request):
             return forbidden()
+        answers = Answers(self._bodies)
         try:
-            tenant = self._enter(row, request)
-            async with self._bodies.read(request.stream()) as body:
-                body = await self._without_lines(row, body)
-                response = await unless_gone(request, self._answer(row, body, request, tenant))
-        except Refused as why:
-            response = self._refused(why, row)
-        except ClientDisconnect:
-            response = None
-        # A stream's is not there yet, and counts piece by piece.
-        if not self._bodies.has_room_to_send(len(getattr(response, "body", b""))):
-            response = error(
-                "clients leave too large answers unread (--max-buffered-mib)", "queue_full", 503, form=row.form
-            )
+            response = await self._answered(row, request, answers)
+        except BaseException:
+            answers.end()
+            raise
         self.metrics.requests.labels(row.path, str(response.status_code) if response is not None else "gone").inc()
         # Nobody reads it.
         response = response if response is not None else Response(status_code=499)
-        return partial(send_in_pieces, self._bodies, response)
+        return partial(send_in_pieces, answers, response)
+
+    async def _answered(self, row: Row, request: Request, answers: Answers) -> Response | None:
+        """A request's answer; None when its client has gone."""
+        try:
+            tenant = self._enter(row, request)
+            client = owner_of(tenant) or (request.client.host if request.client is not None else "")
+            async with self._bodies.read(request.stream(), client) as body:
+                body = await self._without_lines(row, body)
+                return await unless_gone(request, self._answer(row, body, request, answers, tenant))
+        except Refused as why:
+            return self._refused(why, row)
+        except ClientDisconnect:
+            return None
 
     def _enter(self, row: Row, request: Request) -> KnownTenant | None:
         """The tenant of a request that can be passed on.
@@ -229,9 +239,11 @@ class Router:
         headers = {"connection": "close"} | ({"retry-after": "1"} if why.status == 503 else {})
         return error(why.message, why.kind, why.status, headers, row.form)
 
-    async def _answer(self, row: Row, body: bytes, request: Request, tenant: KnownTenant | None) -> Response:
+    async def _answer(
+        self, row: Row, body: bytes, request: Request, answers: Answers, tenant: KnownTenant | None
+    ) -> Response:
         headers = self.tenant_rules.headers(tenant, request.headers)
-        call = Call(row, request.method, target_of(request.scope), body, headers, tenant)
+        call = Call(row, request.method, target_of(request.scope), body, headers, answers, tenant)
         if row.to is not To.ONE:
             try:
                 return await ask_all(self._session, self.all_servers, call, self.settings)
@@ -279,7 +291,7 @@ class Router:
             asked = Asked(replace(read, tokenize=None), read.token_ids, held_at)
         else:
             asked = await self.tokens.of(read, headers, held_at)
-        if is_large:
+        if is_large or asked.num_tokens >= LONG_TOKENS:
             await self._beside(asked.hash_now, {size for fleet in self.fleets for size in fleet.block_sizes})
         return asked
 
@@ -355,7 +367,8 @@ class Router:
 
 
 def _is_large(body: bytes) -> bool:
-    return len(body) >= LARGE_BYTES or prompt.num_brackets(body) > MANY_BRACKETS
+    many = prompt.num_brackets(body) > MANY_BRACKETS or prompt.num_commas(body) > MANY_COMMAS
+    return many or len(body) >= LARGE_BYTES
 
 
 def build(settings: Settings) -> tuple[Starlette, Router]:
@@ -370,4 +383,5 @@ def build(settings: Settings) -> tuple[Starlette, Router]:
         Route("/router/resume", router.resume, methods=["POST"]),
         *endpoints.others(router.pass_on, own="/router"),
     ]
-    return Starlette(routes=routes, lifespan=router.run, exception_handlers={Exception: failed}), router
+    middleware, handlers = [Middleware(endpoints.of_paths)], {Exception: failed}
+    return Starlette(routes=routes, lifespan=router.run, middleware=middleware, exception_handlers=handlers), router

@@ -9,12 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 
-from banyan.router.blocks import block_ids
+from banyan.router.blocks import block_ids, salt_digest
 from banyan.router.prompt import Request
-from banyan.routing.sent import BYTES_PER_TOKEN, piece_ids
-
-MOST_PIECES = 1 << 13
-"""Of one prompt: half a million tokens. It is not to push all others out of what was sent to a target."""
+from banyan.routing.sent import BYTES_PER_TOKEN, MOST_PIECES, piece_ids
 
 
 @dataclass(frozen=True)
@@ -35,8 +32,8 @@ class Asked:
     def num_tokens(self) -> int:
         """Of the whole batch, as if all its prompts were as long as the first; guessed from the text if need be. One at
         least: of nothing every server would have as much to do."""
-        row = self.request.text or b""
-        one = len(self.token_ids) if self.token_ids is not None else len(row) // BYTES_PER_TOKEN
+        num_bytes = len(self.request.text or b"") + self.request.num_more_bytes
+        one = len(self.token_ids) if self.token_ids is not None else num_bytes // BYTES_PER_TOKEN
         return max(1, one) * (1 + self.request.num_others)
 
     def ids(self, block_tokens: int) -> list[int]:
@@ -51,6 +48,11 @@ class Asked:
         return {}
 
     @cached_property
+    def prior(self) -> bytes | None:
+        """What the chain of its pages starts from."""
+        return salt_digest(self.request.cache_salt)
+
+    @cached_property
     def pieces(self) -> list[bytes]:
         """Of the prompt, for targets that do not tell what they hold."""
         row = self.request.row()
@@ -59,7 +61,7 @@ class Asked:
     def hash_now(self, block_sizes: Iterable[int]) -> None:
         """All that is compared, and not when somebody first asks for it: a long prompt takes so long that this is done
         where nobody waits for it."""
-        _ = self.pieces
+        _ = self.pieces, self.prior
         if self.token_ids is not None and self.request.is_salted_only:
             for block_tokens in block_sizes:
                 self.ids(block_tokens)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from banyan import _native
 from banyan.layout import cacheable_tokens
@@ -30,8 +30,14 @@ STORE = "DISK"
 STEP_PAGES = 1 << 10
 """Hashed at a time: no other thread runs meanwhile, for some 0.2 ms."""
 
+MOST_IDS = 1 << 19
+"""Blocks of one prompt that are compared: half a million tokens where each is a block."""
+
 MAX_MEDIA = 16
 """SGLang has four."""
+
+ANY_MEDIUM = -1
+"""The bits of all."""
 
 MOST_BLOCKS = 1 << 23
 """Blocks of one rank that are known at most, wherever they are: no rank has so many, and a server that tells of more
@@ -55,13 +61,15 @@ def salt_digest(cache_salt: str | None) -> bytes | None:
 
 
 def block_ids(token_ids: array[int], block_tokens: int, cache_salt: str | None = None) -> list[int]:
-    """Ids of the pages that a cache can supply; none of a size that no page has: servers may say what they like."""
+    """Ids of the pages that a cache can supply, up to ``MOST_IDS``; none of a size that no page has: servers may say
+    what they like."""
     if not 0 < block_tokens < len(token_ids):
         return []
     ids: list[int] = []
     # To remember more than one chunk would save a third of the time, and keep the tokens of prompts.
     digest, page_keys = salt_digest(cache_salt), _native.PageKeys(block_tokens, 1)
-    num_tokens, step = cacheable_tokens(len(token_ids), block_tokens), STEP_PAGES * block_tokens
+    num_tokens = min(cacheable_tokens(len(token_ids), block_tokens), MOST_IDS * block_tokens)
+    step = STEP_PAGES * block_tokens
     for start in range(0, num_tokens, step):
         keys = page_keys.of(digest, token_ids[start : min(start + step, num_tokens)])
         ids += struct.unpack(f">{len(keys)}q", bytes.fromhex("".join(key[:16] for key in keys)))
@@ -86,13 +94,17 @@ class RankBlocks:
     def __contains__(self, block_id: object) -> bool:
         return block_id in self._media
 
-    def is_in(self, block_id: int, medium: str) -> bool:
-        """Whether it is in this medium, wherever else it is."""
-        return bool(self._media.get(block_id, 0) & self._bits.get(medium, 0))
+    def bits_of(self, medium: str) -> int:
+        """What says of a block that it is there, for ``run``; none where nothing is."""
+        return self._bits.get(medium, 0)
 
-    def is_in_memory(self, block_id: int) -> bool:
-        """Whether it is in a medium above the store."""
-        return bool(self._media.get(block_id, 0) & ~self._bits.get(STORE, 0))
+    def run(self, ids: Sequence[int], start: int, bits: int) -> int:
+        """The place of the first block from ``start`` on that is in none of these media."""
+        get = self._media.get
+        for place in range(start, len(ids)):
+            if not get(ids[place], 0) & bits:
+                return place
+        return len(ids)
 
     def num_in(self, medium: str) -> int:
         """How many are in this medium."""
@@ -132,36 +144,31 @@ class RankBlocks:
         self._nums.clear()
 
 
-Holds = Callable[[int], bool]
-"""Whether a block is there."""
+Holder = Sequence[tuple[RankBlocks, int]]
+"""Who holds a block if one of these ranks has it, in one of the media of these bits."""
 
 
-def held_by(ranks: Sequence[RankBlocks], others: Sequence[RankBlocks] = ()) -> Holds:
+def held_by(ranks: Sequence[RankBlocks], others: Sequence[RankBlocks] = ()) -> Holder:
     """What the ranks of one server need not compute: what any of them holds, and what ``others`` have written to the
     store that is theirs too."""
-    if len(ranks) == 1 and not others:
-        return ranks[0].__contains__
-    return lambda block: any(block in rank for rank in ranks) or any(rank.is_in(block, STORE) for rank in others)
+    return [*((rank, ANY_MEDIUM) for rank in ranks), *((rank, rank.bits_of(STORE)) for rank in others)]
 
 
-def held_in_memory(ranks: Sequence[RankBlocks]) -> Holds:
+def held_in_memory(ranks: Sequence[RankBlocks]) -> Holder:
     """What the ranks of one server hold above their store."""
-    return lambda block: any(rank.is_in_memory(block) for rank in ranks)
+    return [(rank, ~rank.bits_of(STORE)) for rank in ranks]
 
 
-def held_in_arena(ranks: Sequence[RankBlocks]) -> Holds:
+def held_in_arena(ranks: Sequence[RankBlocks]) -> Holder:
     """What all ranks of a server hold in its arena."""
-    return lambda block: any(rank.is_in(block, ARENA) for rank in ranks)
+    return [(rank, rank.bits_of(ARENA)) for rank in ranks]
 
 
-def leading_blocks(ids: Iterable[int], holders: Sequence[Holds]) -> list[int]:
-    """How many leading blocks each of them holds."""
-    found = [0] * len(holders)
-    searching = list(range(len(holders)))
-    for num_before, block_id in enumerate(ids):
-        searching = [index for index in searching if holders[index](block_id)]
-        if not searching:
-            break
-        for index in searching:
-            found[index] = num_before + 1
-    return found
+def leading_blocks(ids: Sequence[int], holder: Holder) -> int:
+    """How many leading blocks it holds. A rank that has one mostly has the next, too, and is asked until it has not."""
+    num_blocks, num_before = 0, -1
+    while num_before < num_blocks:
+        num_before = num_blocks
+        for rank, bits in holder:
+            num_blocks = rank.run(ids, num_blocks, bits)
+    return num_blocks

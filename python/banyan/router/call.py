@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from banyan.router.bodies import Answers
 from banyan.router.paths import Row
 from banyan.routing.headers import is_routers
 
@@ -40,13 +41,15 @@ class KnownTenant:
 @dataclass(frozen=True, slots=True)
 class Call:
     """``target``: the path with its query, as the client wrote them: a server must not read another path in them than
-    the router did. ``row``: what the table says of it. ``tenant``: None where the router knows no tenants."""
+    the router did. ``row``: what the table says of it. ``tenant``: None where the router knows no tenants. ``answers``:
+    what comes of whole ones."""
 
     row: Row
     method: str
     target: str
     body: bytes
     headers: Mapping[str, str]
+    answers: Answers
     tenant: KnownTenant | None = None
 
     def onward(self) -> dict[str, str]:

@@ -128,8 +128,9 @@ def _num_ranks(said: Any) -> int:
 
 
 def _number(said: Any) -> int:
-    number = int(said)
-    if abs(number) > MOST:
+    """Of something that there is none of at least."""
+    number = max(0, int(said))
+    if number > MOST:
         raise ValueError(f"a number of more than {MOST}")
     return number
 

@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterator
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from banyan.router.answers import error
 from banyan.router.paths import MODELS, OTHER, ROWS, Row, To
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 PassOn = Callable[[Row, Request], Awaitable[ASGIApp]]
+
+_PATH = re.compile(rb"/(?!/)")
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -34,6 +37,18 @@ def others(pass_on: PassOn, own: str) -> Iterator[Route]:
     """Any other path, and any other method, but for what is below ``own``."""
     yield Route(f"{own}/{{path:path}}", _unknown, methods=list(METHODS))
     yield Route("/{path:path}", _passed_on(OTHER, pass_on), methods=list(METHODS))
+
+
+def of_paths(app: ASGIApp) -> ASGIApp:
+    """``app``, for requests whose line names a path. It may name something else (``a@b/x``, ``*``, a whole URL): that
+    may look like one of the paths above when it is unquoted (``%2F@b/x``), and behind a server's address it would name
+    another server."""
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        is_path = scope["type"] != "http" or _PATH.match(scope["raw_path"])
+        await (app if is_path else error("a path begins with one /", "bad_path", 400))(scope, receive, send)
+
+    return checked
 
 
 def _passed_on(row: Row, pass_on: PassOn) -> Endpoint:

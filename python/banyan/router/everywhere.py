@@ -13,12 +13,13 @@ import aiohttp
 from starlette.responses import Response
 
 from banyan.router.answers import error
+from banyan.router.bodies import Refused
 from banyan.router.call import Call
 from banyan.router.fleet import Server
 from banyan.router.health import State
 from banyan.router.paths import Row, To
 from banyan.router.settings import Settings
-from banyan.router.upstream import Attempt, Lost, Unreached
+from banyan.router.upstream import Attempt, Lost, Unreached, at
 
 
 async def ask_all(
@@ -56,16 +57,18 @@ def choose(statuses: Sequence[int], to: To) -> int:
 
 
 async def _ask(session: aiohttp.ClientSession, server: Server, call: Call, timeout_s: float) -> Response:
-    attempt = Attempt(session, idle_timeout_s=timeout_s, streams={})
+    attempt = Attempt(session, call.answers, idle_timeout_s=timeout_s, streams={})
     if not call.row.is_ours:
         server.in_flight[id(attempt)] = attempt.give_up
     try:
         # For head and body together.
         async with asyncio.timeout(timeout_s):
-            await attempt.open(server.url + call.target, call.body, call.onward(), call.method)
+            await attempt.open(at(server.url, call.target), call.body, call.onward(), call.method)
     except (Unreached, Lost, TimeoutError) as why:
         said = f"{server.url} did not answer, and may not have done it: {str(why) or 'it takes too long'}"
         return error(said, "server_lost", 502, form=call.row.form)
+    except Refused as why:
+        return error(why.message, why.kind, why.status, form=call.row.form)
     finally:
         server.in_flight.pop(id(attempt), None)
         attempt.close()

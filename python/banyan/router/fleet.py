@@ -21,7 +21,7 @@ from banyan import _native
 from banyan.features.pairs import Role
 from banyan.layout import cacheable_tokens
 from banyan.router.asked_prompt import Asked
-from banyan.router.blocks import Holds, RankBlocks, held_by, held_in_memory, leading_blocks, salt_digest
+from banyan.router.blocks import Holder, RankBlocks, held_by, held_in_memory, leading_blocks
 from banyan.router.clock import now_s
 from banyan.router.description import Description, together
 from banyan.router.events import EventFeed
@@ -266,8 +266,7 @@ class Fleet:
         if not self.known_tokens(place, asked):
             return 0
         block_tokens = self._block_tokens(place.target)
-        (num_blocks,) = leading_blocks(asked.ids(block_tokens), [held_in_memory(_ranks_of(place.target))])
-        return num_blocks * block_tokens
+        return leading_blocks(asked.ids(block_tokens), held_in_memory(_ranks_of(place.target))) * block_tokens
 
     def seen_tokens(self, asked: Asked) -> int:
         """Leading tokens of the prompt that any target was sent before."""
@@ -289,8 +288,7 @@ class Fleet:
         if not block_tokens or asked.token_ids is None:
             return None
         num_tokens = cacheable_tokens(len(asked.token_ids), block_tokens)
-        prior = salt_digest(asked.request.cache_salt)
-        return _native.PromptTokens(prior, asked.token_ids[:num_tokens], block_tokens)
+        return _native.PromptTokens(asked.prior, asked.token_ids[:num_tokens], block_tokens)
 
     def _read_events(self, asked: Asked, block_tokens: int, cached: list[int]) -> None:
         """Fill in the targets whose events name pages of that size."""
@@ -301,11 +299,11 @@ class Fleet:
         ]
         if not told or asked.token_ids is None:
             return
-        lengths = leading_blocks(asked.ids(block_tokens), [self._blocks_of(target) for target in told])
-        for target, num_blocks in zip(told, lengths, strict=True):
-            cached[target.number] = num_blocks * block_tokens
+        ids = asked.ids(block_tokens)
+        for target in told:
+            cached[target.number] = leading_blocks(ids, self._holder(target)) * block_tokens
 
-    def _blocks_of(self, target: Target) -> Holds:
+    def _holder(self, target: Target) -> Holder:
         """What a target need not compute: of a whole server all that its ranks hold together, for they share it."""
         return held_by(_ranks_of(target), self._same_store(target.server))
 

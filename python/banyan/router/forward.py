@@ -33,7 +33,7 @@ from banyan.router.prompt import pin, renamed
 from banyan.router.settings import Settings
 from banyan.router.sources import source_of
 from banyan.router.suspects import WHY_HELD, Held, Suspect, Suspects
-from banyan.router.upstream import Attempt, Lost, Unreached
+from banyan.router.upstream import Attempt, Lost, Unreached, at
 from banyan.router.verdict import (
     RETRYABLE_STATUSES,
     Outcome,
@@ -119,7 +119,7 @@ class Forwarder:
                 return self._refuse(429, said, tried, going.call.row.form)
             except WaitedTooLong:
                 return self._refuse(503, self._no_room(), tried, going.call.row.form)
-            sent = Sent(place, self._attempt(), going.suspect, going.call.row.form)
+            sent = Sent(place, self._attempt(going.call), going.suspect, going.call.row.form)
             failure = await self._try(sent, going, tried)
             if failure is None:
                 self._suspects.answered(going.suspect)
@@ -154,8 +154,8 @@ class Forwarder:
     def _take(self, asked: Asked, avoid: Collection[str]) -> Place | None:
         return self._fleet.take(asked, avoid)
 
-    def _attempt(self) -> Attempt:
-        return Attempt(self._session, idle_timeout_s=self._settings.idle_timeout_s)
+    def _attempt(self, call: Call) -> Attempt:
+        return Attempt(self._session, call.answers, idle_timeout_s=self._settings.idle_timeout_s)
 
     async def _try(self, sent: Sent, going: SentRequest, tried: Sequence[Tried]) -> Tried | None:
         """One attempt; None when it gave an answer, else why not. Without an answer the place is free again."""
@@ -194,7 +194,7 @@ class Forwarder:
         if rank is not None and len(server.targets) > 1 and going.asked.request.may_pin:
             body = pin(body, rank)
         try:
-            await attempt.open(server.url + going.call.target, body, going.headers, going.call.method)
+            await attempt.open(at(server.url, going.call.target), body, going.headers, going.call.method)
         except Unreached as why:
             if nobody_listens(why.__cause__):
                 logger.warning("%s is down: %s", server.url, why)

@@ -24,6 +24,7 @@ from banyan.core import LOAD_FAILED
 from banyan.features.pairs.rendezvous import ROOM_BITS, Rendezvous, address, broken_with, choose_room
 from banyan.planner import Action
 from banyan.router.asked_prompt import Asked
+from banyan.router.bodies import Refused
 from banyan.router.fleet import Fleet, Place, Server
 from banyan.router.forward import Forwarder, Sent, SentRequest
 from banyan.router.held_responses import HeldResponses
@@ -46,7 +47,8 @@ MAX_ERROR_BYTES = 300
 
 @dataclass(eq=False)
 class _Half:
-    """A prefill server's part in an attempt. ``is_refusal``: its answer is meant for the client."""
+    """A prefill server's part in an attempt. ``is_refusal``: its answer is meant for the client.
+    ``no_room``: the router has none for its answer."""
 
     place: Place
     attempt: Attempt
@@ -54,6 +56,7 @@ class _Half:
     task: asyncio.Task[None] | None = None
     failure: Tried | None = None
     is_refusal: bool = False
+    no_room: Refused | None = None
 
 
 class PairForwarder(Forwarder):
@@ -84,8 +87,12 @@ class PairForwarder(Forwarder):
         prefill = self._prefills.take(asked, avoid)
         if prefill is None:
             return None
-        place = self._fleet.take(asked, avoid)
-        assert place is not None
+        try:
+            place = self._fleet.take(asked, avoid)
+            assert place is not None
+        except Exception:
+            self._prefills.release(prefill)
+            raise
         place.beside, place.seen_tokens = prefill, seen_tokens
         return place
 
@@ -100,13 +107,15 @@ class PairForwarder(Forwarder):
 
     async def _open(self, sent: Sent, going: SentRequest, tried: Sequence[Tried]) -> Tried | None:
         assert sent.place.beside is not None
-        half = _Half(sent.place.beside, self._attempt(), self._read_path(sent, going, tried))
+        half = _Half(sent.place.beside, self._attempt(going.call), self._read_path(sent, going, tried))
         self._metrics.placed(half.place, going.call.tenant)
         self._metrics.chosen(sent.place)
         going = _in_a_room(self._with_source(going, half.place, tried), half, tried)
         self._begin(half, sent, going)
         target = sent.place.target
         failure = await self._send(target.server, sent.attempt, going, rank=target.rank)
+        if failure is not None and half.no_room is not None:
+            raise half.no_room
         broken = _broken_with(sent.attempt)
         if failure is None and broken:
             failure = _failed(sent.place, sent.attempt)
@@ -177,6 +186,9 @@ class PairForwarder(Forwarder):
                 fail(f"its prefill server failed: {half.failure.error}")
             elif half.is_refusal:
                 fail(f"its prefill server refuses: HTTP {attempt.status}")
+        except Refused as why:
+            half.no_room = why
+            fail(why.message)
         finally:
             attempt.close()
             server.in_flight.pop(id(attempt), None)

@@ -19,7 +19,7 @@ from banyan.decoding import json_of, with_last_fields
 from banyan.router.blocks import pack
 from banyan.router.chats import chat, converted, medium
 from banyan.router.paths import BY_PATH, COMPLETIONS, MESSAGES, OTHER, RESPONSES, By, Row
-from banyan.routing.conversation import conversation_of
+from banyan.routing.conversation import conversation_of, name_of
 from banyan.routing.tenant_secret import salted
 
 RANK_FIELDS = ("routed_dp_rank", "data_parallel_rank")
@@ -39,6 +39,12 @@ what 16 MiB have room for takes seconds. A long conversation with many tools has
 
 MOST_QUOTES = 1 << 20
 """Twice as many as strings, for the same reason."""
+
+MOST_COMMAS = 5 << 18
+"""As many as numbers, for the same reason: a million tokens, and what stands beside them."""
+
+MOST_NAME_CHARS = 256
+"""Of a client's name for something; a longer one is called by its hash."""
 
 _MEDIA = ("image_data", "audio_data", "video_data")
 """Fields of ``/generate`` whose content is in the pages and not in the prompt's tokens."""
@@ -66,6 +72,7 @@ class Request:
         may_pin: whether the rank is the router's to name; a client's own pin stays.
         is_read: whether the body could be read, where it tells anything.
         names_response: whether the client gives the response its id.
+        num_more_bytes: of the prompt, behind ``text``: they count, and are compared with nothing.
     """
 
     token_ids: array[int] | None = None
@@ -79,6 +86,7 @@ class Request:
     may_pin: bool = False
     is_read: bool = False
     names_response: bool = False
+    num_more_bytes: int = 0
 
     @property
     def is_salted_only(self) -> bool:
@@ -116,7 +124,7 @@ def _request(
         salt = salted(tenant_salt, salt)
         session = f"{tenant_salt} {session}" if session is not None else None
     names = () if path == MESSAGES else ("extra_key", "lora_path", "lora_name")
-    apart = [*(str(fields[name]) for name in names if fields.get(name)), *_adapter(path, fields, models)]
+    apart = [*(_name(fields[name]) for name in names if fields.get(name)), *_adapter(path, fields, models)]
     return Request(
         **_prompt(path, row.by, fields),
         session=session,
@@ -135,7 +143,13 @@ def _adapter(path: str, fields: Mapping[str, Any], models: Collection[str]) -> l
     """What may name a LoRA adapter in ``model`` (MODEL:ADAPTER), where SGLang looks there for one; the name of a model
     may have a colon, too."""
     model = fields.get("model") if path.startswith(_NAMES_MODEL) else None
-    return [model] if isinstance(model, str) and ":" in model and model not in models else []
+    return [_name(model)] if isinstance(model, str) and ":" in model and model not in models else []
+
+
+def _name(said: object) -> str:
+    """What a client calls something, in few words: it may be anything, and is kept and compared."""
+    text = said if isinstance(said, str) else msgspec.json.encode(said).decode()
+    return text if len(text) <= MOST_NAME_CHARS else name_of(text)
 
 
 def _salt(fields: Mapping[str, Any]) -> str | None:
@@ -150,11 +164,20 @@ def num_brackets(body: bytes) -> int:
     return body.count(b"[") + body.count(b"{")
 
 
+def num_commas(body: bytes) -> int:
+    """No fewer than its numbers, but for one of each list or object."""
+    return body.count(b",")
+
+
 def may_read(body: bytes) -> bool:
     """Whether it is read in so short a time that others can wait for it."""
     if len(body) > MOST_READ_BYTES or body.count(b'"') > MOST_QUOTES:
         return False
-    return num_brackets(body) <= MOST_CONTAINERS or num_brackets(_without_strings(body)) <= MOST_CONTAINERS
+    return _has_few_values(body) or _has_few_values(_without_strings(body))
+
+
+def _has_few_values(body: bytes) -> bool:
+    return num_brackets(body) <= MOST_CONTAINERS and num_commas(body) <= MOST_COMMAS
 
 
 def _without_strings(body: bytes) -> bytes:
@@ -225,7 +248,7 @@ def _with_media(prompt: Mapping[str, Any], media: list[Any]) -> dict[str, Any]:
     words = prompt.get("text")
     if words is None:
         words = prompt["token_ids"].tobytes() if "token_ids" in prompt else b""
-    return {"text": medium(media) + words, "num_others": prompt.get("num_others", 0)}
+    return {"text": medium(media).encode() + words, "num_others": prompt.get("num_others", 0)}
 
 
 def _session(fields: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
@@ -233,4 +256,4 @@ def _session(fields: Mapping[str, Any], headers: Mapping[str, str]) -> str | Non
     params = fields.get("session_params")
     names = (fields.get("session_id"), params.get("id") if isinstance(params, dict) else None)
     named = next((name for name in names if name is not None), None)
-    return str(named) if named is not None else headers.get(ROUTING_KEY_HEADER) or conversation_of(fields, headers)
+    return _name(named) if named is not None else headers.get(ROUTING_KEY_HEADER) or conversation_of(fields, headers)

@@ -44,6 +44,8 @@ def serve(settings: Settings) -> int:
         log_level="warning",
         access_log=False,
         lifespan="on",
+        # A connection that was made one is none that is bounded.
+        ws="none",
         # Whom a request comes from decides who may drain servers.
         proxy_headers=False,
         http=bounded(len(settings.urls), settings.idle_timeout_s),

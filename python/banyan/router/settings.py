@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from banyan import knobs
 from banyan.config import DEFAULT_POLICY, hot_rank_knob
 from banyan.knobs import above_zero, at_least, check, knob
-from banyan.owner import read_secret
+from banyan.owner import MOST_SECRET_BYTES, read_private, read_secret
 from banyan.router.tenants import Keys
 from banyan.routing import POLICIES
 
@@ -198,12 +198,14 @@ class Settings:
             raise ValueError("--prefill, --decode: a pair has both: give at least one of each")
         if not self.urls:
             raise ValueError("--server: at least one, or --prefill and --decode")
+        seen: set[tuple[str, int]] = set()
         for url in self.urls:
-            parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.hostname or parts.path or parts.query:
+            address = _address(url)
+            if address is None:
                 raise ValueError(f"{self._flag_of(url)} {url}: a URL like http://127.0.0.1:30000")
-            if self.urls.count(url) > 1:
+            if address in seen:
                 raise ValueError(f"{self._flag_of(url)} {url}: the same one twice")
+            seen.add(address)
 
     def _flag_of(self, url: str) -> str:
         return "--server" if url in self.servers else "--prefill" if url in self.prefills else "--decode"
@@ -223,12 +225,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--api-key-file",
         type=Path,
         metavar="PATH",
-        help="Holds the key with which the router asks the servers for their load.",
+        help="Holds the key with which the router asks the servers for their load. Mode 0600.",
     )
 
 
 def take_flags(args: argparse.Namespace) -> Settings:
-    """Raises ValueError for a value out of range, naming the flag, and OSError for a file that cannot be read."""
+    """Raises ValueError for a value out of range, or a file that cannot be read, naming the flag."""
     taken = Settings(
         servers=_urls(args.server),
         prefills=_urls(args.prefill),
@@ -249,10 +251,26 @@ def take_flags(args: argparse.Namespace) -> Settings:
 
 
 def _key(path: Path) -> str:
-    key = path.read_text().strip()
+    try:
+        key = read_private(path, MOST_SECRET_BYTES).decode().strip()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--api-key-file {path}: {error}") from None
     if not key:
         raise ValueError(f"--api-key-file {path}: there is no key in it")
     return key
+
+
+def _address(url: str) -> tuple[str, int] | None:
+    """A server's host and port, however they are spelt; None for what is no URL of a server, or more than that."""
+    try:
+        parts = urlsplit(url)
+        usual_port, port = {"http": 80, "https": 443}[parts.scheme], parts.port
+    except (KeyError, ValueError):
+        return None
+    host = (parts.hostname or "").rstrip(".")
+    if not host or "@" in parts.netloc or parts.netloc != url.partition("://")[2]:
+        return None
+    return "localhost" if host in ("127.0.0.1", "::1") else host, port or usual_port
 
 
 def _urls(given: Sequence[str]) -> tuple[str, ...]:

@@ -28,8 +28,9 @@ def source_of(server: Server, asked: Asked, others: Sequence[Server], *, held_to
     if description is None or not description.borrows_from or not _is_named_by_tokens(asked):
         return None
     lenders = _lenders(server, others)
+    ids = asked.ids(description.block_tokens) if lenders else []
     arenas = [held_in_arena([feed.blocks for feed in lender.feeds]) for lender in lenders.values()]
-    lengths = leading_blocks(asked.ids(description.block_tokens), arenas) if lenders else []
+    lengths = [leading_blocks(ids, arena) for arena in arenas]
     best = max(
         zip(lengths, lenders, strict=True),
         key=lambda found: (found[0], -len(lenders[found[1]].in_flight)),

@@ -28,6 +28,9 @@ MAX_MESSAGE_BYTES = 64 << 20
 REPLAY_TIMEOUT_S = 2.0
 """Between two messages of a replay; the publisher looks for requests about ten times a second."""
 
+MOST_REPLAYED = 1 << 17
+"""Batches that wait to be applied: more than ten times what a publisher keeps by default."""
+
 REPLAY_TRIES = 5
 HOLE_TRIES = 2
 """A publisher sends all at once, and what its socket has no room for it drops: that is asked for again."""
@@ -71,8 +74,8 @@ async def _replay(context: zmq.asyncio.Context, source: Source, feed: EventFeed,
     with context.socket(zmq.DEALER) as socket:
         socket.set(zmq.LINGER, 0)
         socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        # What is not taken at once is dropped there. It is no more than the publisher keeps.
-        socket.set(zmq.RCVHWM, 0)
+        # What is not taken at once is dropped there: as much as a publisher keeps, and no more than it may say.
+        socket.set(zmq.RCVHWM, MOST_REPLAYED)
         socket.connect(source.replay)
         await socket.send_multipart((b"", first.to_bytes(8, "big")))
         tries_left, has_hole = HOLE_TRIES, False

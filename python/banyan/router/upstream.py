@@ -17,6 +17,7 @@ from typing import TypeVar
 import aiohttp
 from yarl import URL
 
+from banyan.router.bodies import Answers
 from banyan.router.call import HOP_BY_HOP
 from banyan.router.verdict import LINE_MARKS, MARKS, TooLong, WholeEvents
 from banyan.whole_answer import whole
@@ -61,17 +62,31 @@ async def once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerTyp
         raise Lost(_said(error)) from error
 
 
+def at(server: str, target: str) -> URL:
+    """Where a server is asked for a client's ``target``: the one place where the two come together.
+
+    Raises:
+        ValueError: when it is no path, and would lead to somebody else.
+    """
+    url = URL(server + target, encoded=True)
+    if not target.startswith("/") or url.origin() != URL(server).origin():
+        raise ValueError(f"{target!r} is no path of {server}")
+    return url
+
+
 class Attempt:
-    """One request at one server. ``streams``: types of answers that are no whole ones."""
+    """One request at one server. ``streams``: types of answers that are no whole ones; ``answers``: of whole ones."""
 
     def __init__(
         self,
         session: aiohttp.ClientSession,
+        answers: Answers,
         *,
         idle_timeout_s: float,
         streams: Mapping[str, Sequence[bytes]] = STREAMS,
     ) -> None:
         self._session = session
+        self._answers = answers
         self._idle_timeout_s = idle_timeout_s
         self._streams = streams
         self._response: aiohttp.ClientResponse | None = None
@@ -86,21 +101,17 @@ class Attempt:
     def is_stream(self) -> bool:
         return self._events is not None
 
-    async def open(self, url: str, body: bytes, headers: Mapping[str, str], method: str = "POST") -> None:
+    async def open(self, url: URL, body: bytes, headers: Mapping[str, str], method: str = "POST") -> None:
         """Send the request; return when ``status``, ``headers`` and ``first`` hold the beginning of an answer.
 
         Raises:
             Unreached, Lost: as their names say; the attempt is closed.
+            Refused: there is no room for its whole answer; so it is.
         """
         try:
             data = body if body or method == "POST" else None
             request = self._session.request(
-                method,
-                URL(url, encoded=True),
-                data=data,
-                headers=headers,
-                allow_redirects=False,
-                middlewares=[once],
+                method, url, data=data, headers=headers, allow_redirects=False, middlewares=[once]
             )
             response = await self._wait(request)
             self._response = response
@@ -110,7 +121,7 @@ class Attempt:
                 self._events = WholeEvents(marks=self._streams[response.content_type])
                 self.first = await self.read()
             else:
-                self.first = await self._wait(whole(response))
+                self.first = await self._wait(whole(response, coming=self._answers.come))
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             self.close()
             raise Unreached(str(error)) from error

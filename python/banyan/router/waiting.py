@@ -6,6 +6,7 @@ Invariants
   2. Nobody overtakes: while someone waits, a new request waits behind. But who waits for one server holds up those
      alone who wait for the same one.
   3. A place that nobody is there to use any more is given back.
+  4. A fault while a place is taken is that of the request that was to have it, whoever has woken the queue.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Admission(Generic[T]):
             raise WaitedTooLong
         except BaseException:
             self._leave(waiting)
-            if waiting.place.done():
+            if waiting.place.done() and waiting.place.exception() is None:
                 # The client went away in the step in which its turn came.
                 self._give_back(waiting.place.result())
             raise
@@ -83,7 +84,12 @@ class Admission(Generic[T]):
         for waiting in list(self._waiting):
             if waiting.server in full:
                 continue
-            place = waiting.take()
+            try:
+                place = waiting.take()
+            except Exception as fault:  # noqa: BLE001 - raised where it is waited for
+                self._waiting.remove(waiting)
+                waiting.place.set_exception(fault)
+                continue
             if place is not None:
                 self._waiting.remove(waiting)
                 waiting.place.set_result(place)

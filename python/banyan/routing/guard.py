@@ -35,7 +35,7 @@ class HotRankGuard:
             raise ValueError(f"the hot-rank guard's factor is at least 1, not {self.factor}")
 
     def cool(self, query: Query, ranks: Sequence[RankState]) -> Sequence[RankState]:
-        """The ranks that are not hot. The least loaded one always is among them."""
+        """The ranks that are not hot, of which there always is one."""
         if len(ranks) < 2 or math.isinf(self.factor):
             return ranks
         total = sum(state.ongoing_tokens for state in ranks)
@@ -48,4 +48,6 @@ class HotRankGuard:
             anew = next_least - least if own == least else 0
             return (total - state.ongoing_tokens) * per_other + prompt + TIMES_COMPUTED * anew
 
-        return [state for state, own in zip(ranks, computed, strict=True) if state.ongoing_tokens <= bound(state, own)]
+        cool = [state for state, own in zip(ranks, computed, strict=True) if state.ongoing_tokens <= bound(state, own)]
+        # The least loaded one is, but for how floats are rounded.
+        return cool or ranks

@@ -66,17 +66,18 @@ class SGLangLoad(Protocol):
 
 
 def report_of(load: SGLangLoad, taken_s: float, unused_tokens: int | None = None) -> LoadReport:
-    """The same in Banyan's words, with the room that the directory shows."""
+    """The same in Banyan's words, with the room that the directory shows. Of nothing is there less than none: policies
+    compare ranks by these numbers."""
     return LoadReport(
         taken_s=taken_s,
-        num_running=load.num_running_reqs,
-        num_waiting=load.num_waiting_reqs,
-        pending_prefill_tokens=load.num_waiting_uncached_tokens,
-        ongoing_tokens=load.num_total_tokens,
+        num_running=max(0, load.num_running_reqs),
+        num_waiting=max(0, load.num_waiting_reqs),
+        pending_prefill_tokens=max(0, load.num_waiting_uncached_tokens),
+        ongoing_tokens=max(0, load.num_total_tokens),
         free_tokens=max(0, load.max_total_num_tokens - load.num_used_tokens),
         unused_tokens=unused_tokens,
-        total_prefill_tokens=load.total_prefill_uncached_tokens,
-        total_prefill_us=load.total_prefill_busy_us,
+        total_prefill_tokens=max(0, load.total_prefill_uncached_tokens),
+        total_prefill_us=max(0, load.total_prefill_busy_us),
     )
 
 

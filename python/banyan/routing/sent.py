@@ -14,6 +14,10 @@ from collections.abc import Iterator
 from banyan.latest import Latest
 
 PIECE_BYTES = 256
+MOST_PIECES = 1 << 13
+"""That are compared of one prompt: half a million tokens. It is not to push all others out of what was sent to a
+target."""
+
 BYTES_PER_TOKEN = 4
 """Exact for packed token ids; for text the usual rule of thumb."""
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from itertools import takewhile
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from banyan.router import blocks
 from banyan.router.blocks import (
     ARENA,
     STEP_PAGES,
@@ -15,6 +19,7 @@ from banyan.router.blocks import (
     RankBlocks,
     block_ids,
     held_by,
+    held_in_arena,
     held_in_memory,
     leading_blocks,
     pack,
@@ -22,6 +27,10 @@ from banyan.router.blocks import (
 )
 
 TOKENS = array("I", range(1, 18))
+
+
+def is_in(blocks, block_id, medium):
+    return blocks.run([block_id], 0, blocks.bits_of(medium)) == 1
 
 
 @pytest.mark.parametrize("cache_salt", [None, "", "a"])
@@ -57,7 +66,53 @@ def test_leading_when_ranks_hold_different_lengths_then_each_its_own():
     ranks = [RankBlocks() for _ in range(3)]
     ranks[0].stored([1, 2, 4], "GPU")
     ranks[1].stored([1, 2, 3, 4], "GPU")
-    assert leading_blocks([1, 2, 3, 9, 4], [held_by([rank]) for rank in ranks]) == [2, 3, 0]
+    assert [leading_blocks([1, 2, 3, 9, 4], held_by([rank])) for rank in ranks] == [2, 3, 0]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["GPU", ARENA, STORE]), st.integers(0, 7)), max_size=40),
+    st.lists(st.integers(0, 7), max_size=12),
+)
+def test_leading_when_ranks_hold_anything_in_any_medium_then_all_up_to_the_first_that_nobody_holds(told, ids):
+    ranks = [RankBlocks() for _ in range(4)]
+    for rank, medium, block in told:
+        ranks[rank].stored([block], medium)
+    own, others = ranks[:3], ranks[3:]
+    media = {
+        block: {medium for rank in own for medium in ("GPU", ARENA, STORE) if is_in(rank, block, medium)}
+        for block in ids
+    }
+
+    def num_leading(is_held):
+        return sum(1 for _ in takewhile(is_held, ids))
+
+    assert leading_blocks(ids, held_by(own)) == num_leading(lambda block: media[block])
+    assert leading_blocks(ids, held_in_arena(own)) == num_leading(lambda block: ARENA in media[block])
+    assert leading_blocks(ids, held_in_memory(own)) == num_leading(lambda block: media[block] - {STORE})
+    shared = num_leading(lambda block: media[block] or is_in(others[0], block, STORE))
+    assert leading_blocks(ids, held_by(own, others)) == shared
+
+
+def test_leading_when_a_rank_holds_many_then_each_is_looked_for_once_and_not_at_every_rank():
+    ids, asked = list(range(1000)), [0]
+
+    class Counting(dict):
+        def get(self, *what):
+            asked[0] += 1
+            return super().get(*what)
+
+    ranks = [RankBlocks() for _ in range(8)]
+    for rank in ranks:
+        rank._media = Counting()
+    ranks[7].stored(ids, "GPU")
+    asked[0] = 0
+    assert leading_blocks(ids, held_by(ranks)) == 1000 and asked[0] < 1020
+
+
+def test_ids_when_a_prompt_has_more_blocks_than_are_compared_then_those_of_its_beginning(monkeypatch):
+    whole = block_ids(TOKENS, 2)
+    monkeypatch.setattr(blocks, "MOST_IDS", 3)
+    assert block_ids(TOKENS, 2) == whole[:3] and len(whole) == 8
 
 
 def test_blocks_when_removed_from_one_medium_then_the_other_still_holds_them():
@@ -65,10 +120,10 @@ def test_blocks_when_removed_from_one_medium_then_the_other_still_holds_them():
     blocks.stored([1], "GPU")
     blocks.stored([1], "CPU_PINNED")
     blocks.stored([2], "EXTERNAL")
-    assert blocks.is_in(1, ARENA) and blocks.is_in(1, "GPU") and not blocks.is_in(2, "GPU")
+    assert is_in(blocks, 1, ARENA) and is_in(blocks, 1, "GPU") and not is_in(blocks, 2, "GPU")
     blocks.removed([1, 7], "GPU")
     assert 1 in blocks and 2 not in blocks
-    assert blocks.is_in(1, ARENA) and not blocks.is_in(1, "GPU") and not blocks.is_in(1, "DISK")
+    assert is_in(blocks, 1, ARENA) and not is_in(blocks, 1, "GPU") and not is_in(blocks, 1, "DISK")
     blocks.removed([1], "CPU_PINNED")
     assert not len(blocks)
 
@@ -92,7 +147,7 @@ def test_blocks_when_they_are_in_a_store_then_no_memory_holds_them():
     first.stored([2], ARENA)
     second.stored([3], "GPU")
     memory = held_in_memory([first, second])
-    assert [memory(block_id) for block_id in (1, 2, 3, 4)] == [False, True, True, False]
+    assert [leading_blocks([block_id], memory) for block_id in (1, 2, 3, 4)] == [0, 1, 1, 0]
 
 
 def test_blocks_when_ranks_and_others_with_the_same_store_hold_them_then_the_server_need_not_compute_them():
@@ -102,5 +157,5 @@ def test_blocks_when_ranks_and_others_with_the_same_store_hold_them_then_the_ser
     other.stored([3], STORE)
     other.stored([4], "GPU")
     server = held_by([own, peer], [other])
-    assert [server(block_id) for block_id in (1, 2, 3, 4)] == [True, True, True, False]
-    assert leading_blocks([1, 2, 3, 4], [server, held_by([own])]) == [3, 1]
+    assert [leading_blocks([block_id], server) for block_id in (1, 2, 3, 4)] == [1, 1, 1, 0]
+    assert [leading_blocks([1, 2, 3, 4], one) for one in (server, held_by([own]))] == [3, 1]

@@ -9,18 +9,22 @@ import json
 import socket
 import subprocess
 import sys
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 import uvicorn
 from starlette.applications import Starlette
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from test.unit.router.fake_pair import FakeDecode, FakePrefill, Rooms
 from test.unit.router.fake_server import FakeServer, Served, raw, running, until
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from banyan.router import run
-from banyan.router.bodies import SMALL_BYTES
-from banyan.router.connections import Bounded
+from banyan.router import connections, run
+from banyan.router.answers import send_in_pieces
+from banyan.router.bodies import SMALL_BYTES, Answers, Bodies, Refused
+from banyan.router.connections import SLICE_BYTES, Bounded
 from banyan.router.settings import Settings
 
 
@@ -29,7 +33,7 @@ def test_answer_when_its_client_does_not_take_it_then_no_other_large_one_is_sent
         a = FakeServer("a")
         async with running([a]) as rig:
             bodies = rig.router._bodies
-            bodies._max_bytes = 24 << 20
+            bodies.max_bytes = 24 << 20
             a.says["/generate"] = (200, "application/json", b"x" * (16 << 20))
             async with unread(rig, asking({"text": "hi"})):
                 await until(lambda: bodies.num_answer_bytes)
@@ -43,6 +47,74 @@ def test_answer_when_its_client_does_not_take_it_then_no_other_large_one_is_sent
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("path", ["/generate", "/v1/responses/x", "/abort_request"])
+def test_answers_when_there_is_no_room_for_more_then_they_are_read_no_further_and_refused(path):
+    async def scenario():
+        servers = [FakeServer("a"), FakeServer("b")]
+        async with running(servers) as rig:
+            bodies = rig.router._bodies
+            bodies.max_bytes = 4 << 20
+            for server in servers:
+                server.says[path] = (200, "application/json", *[b"x" * SMALL_BYTES] * 5, asyncio.Event())
+            method = "GET" if path == "/v1/responses/x" else "POST"
+            async with rig.client.request(method, rig.served.url + path, json={"text": "hi"}) as response:
+                assert response.status == 503 and b"--max-buffered-mib" in await response.read()
+            await until(lambda: not bodies.num_answer_bytes)
+            assert path != "/generate" or sum(rig.num_seen()) == 1, "no other server does it over again"
+            for server in servers:
+                server.says[path] = (200, "application/json", b"x" * SMALL_BYTES)
+            async with rig.client.request(method, rig.served.url + path, json={"text": "hi"}) as response:
+                assert response.status == 200
+            rig.assert_idle()
+            assert not bodies.num_answer_bytes
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_answers_of_a_pair_when_there_is_no_room_for_one_of_them_then_refused(side):
+    async def scenario():
+        rooms = Rooms()
+        servers = [FakePrefill("p", rooms), FakeDecode("d", rooms)]
+        async with running(servers) as rig:
+            bodies = rig.router._bodies
+            bodies.max_bytes = 2 << 20
+
+            async def generate(request):
+                return await servers[side].anything(request)
+
+            routes = servers[side].app.routes
+            routes.insert(0, Route("/generate", generate, methods=["POST"]))
+            servers[side].says["/generate"] = (200, "application/json", *[b"x" * SMALL_BYTES] * 3, asyncio.Event())
+            assert (await rig.ask(text="hi"))[0] == 503
+            await until(lambda: not any(server.in_flight for server in rig.router.all_servers))
+            rig.assert_idle()
+            assert not bodies.num_answer_bytes
+
+    asyncio.run(scenario())
+
+
+def test_answer_when_it_waits_for_what_was_sent_before_it_then_all_of_it_counts():
+    async def scenario():
+        bodies, has_read = Bodies(max_body_bytes=1, max_bytes=1, timeout_s=1.0), asyncio.Event()
+
+        async def send(message):
+            # As uvicorn's, with the answer before this one still unread.
+            await has_read.wait()
+
+        response, answers = Response(b"x" * 1000), Answers(bodies)
+        sending = asyncio.create_task(send_in_pieces(answers, response, {"type": "http"}, None, send))
+        await asyncio.sleep(0)
+        assert bodies.num_answer_bytes == 1000
+        has_read.set()
+        await sending
+        with pytest.raises(Refused):
+            answers.come(5)
+        assert bodies.num_answer_bytes == 0, "nobody waits for what another server says then"
+
+    asyncio.run(scenario())
+
+
 class _Few(Bounded):
     max_connections = 2
     header_s = 1.0
@@ -51,7 +123,18 @@ class _Few(Bounded):
 @contextlib.asynccontextmanager
 async def bounded():
     """A server of one page whose connections are bounded; its port."""
-    served = Served(Starlette(routes=[Route("/", lambda request: JSONResponse("here"))]))
+
+    async def length(request):
+        return JSONResponse(len(await request.body()))
+
+    async def length_later(request):
+        for _ in range(500):
+            await asyncio.sleep(0)
+        return JSONResponse(len((await request.receive())["body"]))
+
+    here = Route("/", lambda request: JSONResponse("here"))
+    lengths = [Route("/", length, methods=["POST"]), Route("/later", length_later, methods=["POST"])]
+    served = Served(Starlette(routes=[here, *lengths]))
     served.config = uvicorn.Config(served.app, log_level="error", http=_Few, timeout_keep_alive=60)
     async with asyncio.timeout(20):
         await served.start()
@@ -70,7 +153,9 @@ def test_connection_when_its_request_drips_in_then_it_is_closed():
             while not closed.done():
                 writer.write(b"x")
                 await asyncio.sleep(0.05)
-            assert await closed == b""
+            # A byte that was sent as it was closed resets it.
+            with contextlib.suppress(ConnectionResetError):
+                assert await closed == b""
 
     asyncio.run(scenario())
 
@@ -113,21 +198,142 @@ def test_connection_when_it_asks_in_time_then_it_is_kept_for_the_next_request():
     asyncio.run(scenario())
 
 
-def test_requests_when_the_second_is_sent_with_the_first_then_it_may_take_longer_than_to_ask(monkeypatch):
+@pytest.fixture
+def handed(monkeypatch):
+    """What h11 is handed, each time with the number of the turn in which it is."""
+    pieces, receive = [], H11Protocol.data_received
+
+    def told(connection, data):
+        pieces.append((turns[0], data))
+        receive(connection, data)
+
+    monkeypatch.setattr(H11Protocol, "data_received", told)
+    monkeypatch.setattr(connections, "TURN_S", 0.0)
+    return pieces
+
+
+turns = [0]
+"""Of the loop."""
+
+
+@contextlib.asynccontextmanager
+async def counting():
+    async def count():
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    counted = asyncio.create_task(count())
+    yield
+    counted.cancel()
+
+
+POST = b"POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+
+
+@pytest.mark.parametrize("framing", ["chunks", "length"])
+def test_body_when_all_of_it_comes_at_once_then_it_arrives_and_chunks_leave_others_their_turns(framing, handed):
+    body = b"x" * 30_000
+    chunked = b"transfer-encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * len(body) + b"0\r\n\r\n"
+    whole = b"content-length: %d\r\n\r\n" % len(body) + body
+
+    async def scenario():
+        async with bounded() as port, counting():
+            answer = await raw(port, POST + (chunked if framing == "chunks" else whole))
+            assert answer.endswith(b"30000")
+        if framing == "chunks":
+            assert max(len(piece) for _, piece in handed) <= SLICE_BYTES
+            # The last slice of one read, and the first of the next.
+            assert max(Counter(turn for turn, _ in handed).values()) <= 2
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("chunk", [b"", b"%x\r\n" % 1000 + b"x" * 1000 + b"\r\n"])
+def test_body_when_nobody_takes_it_yet_then_no_more_of_it_is_read_than_is_kept_of_any(chunk):
+    size = b"transfer-encoding: chunked" if chunk else b"content-length: 8000000"
+
+    async def scenario():
+        async with bounded() as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            head = b"POST /later HTTP/1.1\r\nhost: x\r\n" + size + b"\r\n\r\n"
+            writer.write(head + (chunk or b"x" * 1000) * 8000)
+            await reader.readuntil(b"\r\n\r\n")
+            assert 64 << 10 < int(await reader.read(20)) < 512 << 10
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("lines", "most_bytes"), [(b"a:b\r\n" * 50_000, 2 << 10), (b"a: " + b"x" * 250_000 + b"\r\n", 17 << 10)]
+)
+def test_header_when_it_comes_at_once_and_is_large_or_has_many_lines_then_400_before_it_is_read(
+    lines, most_bytes, handed
+):
+    async def scenario():
+        async with bounded() as port:
+            with contextlib.suppress(ConnectionError):
+                assert (await raw(port, POST + lines + b"\r\n")).startswith(b"HTTP/1.1 400")
+        assert sum(len(piece) for _, piece in handed) <= most_bytes
+
+    asyncio.run(scenario())
+
+
+def test_header_when_it_has_as_many_lines_as_any_client_sends_then_it_is_read():
+    async def scenario():
+        async with bounded() as port:
+            assert (await raw(port, POST + b"a: b\r\n" * 200 + b"\r\n")).startswith(b"HTTP/1.1 200")
+
+    asyncio.run(scenario())
+
+
+def test_request_when_the_one_before_was_answered_before_its_body_came_then_it_is_answered_too():
+    async def scenario():
+        async with bounded() as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for _ in range(2):
+                writer.write(b"POST /none HTTP/1.1\r\nhost: x\r\ncontent-length: 200000\r\n\r\n")
+                assert (await reader.readuntil(b"\r\n\r\nNot Found")).startswith(b"HTTP/1.1 404")
+                writer.write(b"x" * 200_000)
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert b'"here"' in await reader.readuntil(b'"here"')
+
+    asyncio.run(scenario())
+
+
+BEHIND = [b"\r\n", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n", b"a:b\r\n" * 50_000]
+
+
+@pytest.mark.parametrize("behind", BEHIND[:2], ids=["line", "request"])
+def test_request_when_more_is_sent_behind_it_then_its_answer_is_the_connections_last(behind):
+    async def scenario():
+        async with running([FakeServer("a")]) as rig:
+            for text in ("hi", "x" * 200_000):
+                rig.servers[0].gate.clear()
+                reader, writer = await asyncio.open_connection("127.0.0.1", rig.served.port)
+                writer.write(asking({"text": text}) + behind)
+                await until(lambda: rig.servers[0].num_running)
+                rig.servers[0].gate.set()
+                answer = await reader.read()
+                assert answer.count(b"HTTP/1.1") == 1 and b'"text":"a"' in answer
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("behind", BEHIND, ids=["line", "request", "much"])
+def test_client_when_it_goes_and_had_sent_more_behind_its_request_then_the_server_is_told(behind):
     async def scenario():
         async with running([FakeServer("a")]) as rig:
             rig.servers[0].gate.clear()
-            body = b'{"text": "hi"}'
-            second = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
-            reader, writer = await asyncio.open_connection("127.0.0.1", rig.served.port)
-            writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" + second)
+            _, writer = await asyncio.open_connection("127.0.0.1", rig.served.port)
+            writer.write(asking({"text": "hi"}) + behind)
             await until(lambda: rig.servers[0].num_running)
-            await asyncio.sleep(2.0)
-            rig.servers[0].gate.set()
-            await reader.readuntil(b'"text":"a"')
+            writer.write(behind)
+            await writer.drain()
             writer.close()
+            await until(lambda: not rig.router.all_servers[0].in_flight)
+            rig.assert_idle()
 
-    monkeypatch.setattr(Bounded, "header_s", 1.0)
     asyncio.run(scenario())
 
 
@@ -187,6 +393,9 @@ class _Unsent:
     def get_write_buffer_size(self):
         return self.num_bytes
 
+    def is_closing(self):
+        return "close" in self.told
+
     def close(self):
         self.told.append("close")
 
@@ -198,15 +407,20 @@ def watched(num_bytes):
     """A connection, its transport, and what it wants to be called for later."""
     connection, later = Bounded.__new__(Bounded), []
     connection.transport, connection.cycle = _Unsent(num_bytes), None
-    connection.flow = SimpleNamespace(pause_writing=lambda: None)
-    connection.loop = SimpleNamespace(call_later=lambda delay_s, *call: later.append((delay_s, *call)))
+    connection.flow = SimpleNamespace(pause_writing=lambda: None, resume_writing=lambda: None)
+
+    def call_later(delay_s, *call):
+        later.append((delay_s, *call))
+        return SimpleNamespace(cancel=later.clear)
+
+    connection.loop = SimpleNamespace(call_later=call_later)
     return connection, connection.transport, later
 
 
-def test_client_when_it_reads_slowly_then_it_is_cut_off_once_it_has_stopped():
-    connection, transport, later = watched(1000)
+def test_client_when_it_reads_slowly_then_it_is_cut_off_once_it_takes_next_to_nothing():
+    connection, transport, later = watched(300_000)
     connection.pause_writing()
-    for transport.num_bytes in (900, 800, 800):
+    for transport.num_bytes in (200_000, 100_000, 90_000):
         assert not transport.told
         delay_s, look, *what = later.pop()
         assert delay_s == Bounded.unread_s and not later
@@ -219,6 +433,18 @@ def test_client_when_it_does_not_read_the_end_of_its_last_answer_then_it_is_not_
     connection._give_up(None)
     (_, look, *what) = later.pop()
     look(*what)
+    assert transport.told == ["close", "abort"]
+
+
+def test_client_when_it_stops_to_read_the_end_of_its_last_answer_then_it_is_still_watched():
+    connection, transport, later = watched(300_000)
+    connection.pause_writing()
+    transport.close()
+    connection.resume_writing()
+    transport.num_bytes = 10_000
+    for _ in range(2):
+        (_, look, *what) = later.pop()
+        look(*what)
     assert transport.told == ["close", "abort"]
 
 
@@ -241,6 +467,7 @@ def test_router_when_it_is_served_then_its_connections_are_bounded_and_no_header
     run.serve(Settings(servers=("http://127.0.0.1:1",), idle_timeout_s=7.0))
     (config,) = served
     assert issubclass(config.http, Bounded) and config.proxy_headers is False and config.http.unread_s == 7.0
+    assert config.ws == "none", "one that becomes a websocket is not bounded"
 
 
 @pytest.mark.parametrize("limits", [(1024, 4096), (4096, 4096)])

@@ -6,14 +6,19 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 
 from banyan import cli
+from banyan.router.asked_prompt import Asked
 from banyan.router.description import Description, read_loads, together
+from banyan.router.fleet import Fleet, Server
 from banyan.router.health import Health, Probe, State
+from banyan.router.prompt import Request
 from banyan.router.settings import Settings
 from banyan.router.verdict import Outcome, Tried, WholeEvents, may_retry, retry_after_s
 from banyan.router.waiting import Admission, QueueFull, Rate, WaitedTooLong
+from banyan.routing import POLICIES, Dispatcher
 
 URL = "http://node7:30000"
 EVENTS = {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557, "block_size": 16, "dp_size": 2}
@@ -72,6 +77,27 @@ def test_description_when_its_numbers_are_larger_than_any_servers_then_it_is_not
 def test_loads_when_a_number_is_larger_than_any_servers_then_they_are_not_sglangs(name):
     with pytest.raises(ValueError, match="v1/loads"):
         read_loads({"timestamp": "2026-01-01T00:00:00Z", "loads": [load(0, 0.0, **{name: HUGE})]}, asked_s=7.0)
+
+
+def test_loads_when_they_are_less_than_none_then_a_place_is_found_all_the_same():
+    names = "num_running_reqs num_waiting_reqs num_waiting_uncached_tokens num_used_tokens num_total_tokens"
+    less = dict.fromkeys(f"{names} read_queue_tokens total_prefill_uncached_tokens".split(), -5000)
+    answer = {
+        "timestamp": datetime.fromtimestamp(1.0, UTC).isoformat(),
+        "loads": [load(n, 1.0, **less) for n in (0, 1)],
+    }
+    (server,) = servers = [Server("http://a", Health(3))]
+    fleet = Fleet(servers, Dispatcher(0, POLICIES["lmetric"]()), max_in_flight=2, clock=lambda: 10.0)
+    fleet.described(server, Description(num_ranks=2))
+    server.health.came_up()
+    fleet.reported(server, read_loads(answer, 7.0), 7.0)
+    assert fleet.take(Asked(Request(text=b"hello"))) is not None
+    assert all(
+        number >= 0
+        for one in server.loads.values()
+        for number in msgspec.structs.astuple(one)[3:]
+        if number is not None
+    )
 
 
 @pytest.mark.parametrize("rate", [1e308, -1.0, 0, None])
@@ -202,7 +228,13 @@ def test_rate_when_time_passes_then_old_events_do_not_count():
     [
         ({"servers": ()}, "--server"),
         ({"servers": ("node:30000",)}, "--server"),
+        ({"servers": ("ftp://a:1",)}, "--server"),
         ({"servers": (URL, URL)}, "--server"),
+        ({"servers": ("http://localhost:30000", "http://127.0.0.1:30000")}, "twice"),
+        ({"servers": ("http://Node7:30000", "http://node7.:30000")}, "twice"),
+        ({"servers": (), "prefills": ("http://a",), "decodes": ("http://a:80",)}, "twice"),
+        *(({"servers": (f"http://{wrong}",)}, "--server") for wrong in ("me:key@a:1", "@a:1", "a:1/x", "a:1?", "a:1#")),
+        *(({"servers": (f"http://{wrong}",)}, "--server") for wrong in ("a:x", "a:99999", "[::1", ":1", "", "a:1\n")),
         ({"policy": "best"}, "--policy"),
         ({"max_in_flight": 0}, "--max-in-flight"),
         ({"queue_timeout_s": 0.0}, "--queue-timeout-s"),

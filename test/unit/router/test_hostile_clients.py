@@ -4,16 +4,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
 import json
+from itertools import count
 
 import pytest
 from test.unit.router.fake_server import FakeServer, raw, running, until
 
 from banyan.router import prompt
-from banyan.router.bodies import Bodies, Refused
+from banyan.router.bodies import SMALL_BYTES, Bodies, Refused
 from banyan.router.upstream import Attempt, Lost
 from banyan.router.verdict import TooLong, WholeEvents
 from banyan.routing.headers import PLAN_HEADER, READ_HEADER, SOURCE_HEADER
+from banyan.routing.tenant_secret import TenantSecret
 
 
 @pytest.mark.parametrize(
@@ -87,10 +91,10 @@ def test_bodies_when_there_is_no_room_for_more_then_the_next_is_refused_until_on
             await then.wait()
 
     async def scenario():
-        bodies, rest = Bodies(max_body_bytes=100, max_bytes=150, timeout_s=5.0), asyncio.Event()
+        bodies, rest, clients = Bodies(max_body_bytes=100, max_bytes=150, timeout_s=5.0), asyncio.Event(), count()
 
         async def read(stream):
-            async with bodies.read(stream) as body:
+            async with bodies.read(stream, f"client {next(clients)}") as body:
                 return body
 
         slow = asyncio.create_task(read(parts(b"x" * 90, then=rest)))
@@ -107,9 +111,103 @@ def test_bodies_when_there_is_no_room_for_more_then_the_next_is_refused_until_on
     asyncio.run(scenario())
 
 
+@contextlib.asynccontextmanager
+async def held(bodies, client, *sizes):
+    """Bodies of a client that wait for their answers; whether each was taken."""
+
+    async def stream(size):
+        yield b"x" * size
+
+    async with contextlib.AsyncExitStack() as stack:
+        taken = []
+        for size in sizes:
+            try:
+                await stack.enter_async_context(bodies.read(stream(size), client))
+                taken.append(True)
+            except Refused as why:
+                assert why.status == 503 and "--max-buffered-mib" in why.message
+                taken.append(False)
+        yield taken
+
+
+def test_bodies_when_one_client_sends_many_large_ones_then_others_have_room_and_it_has_for_small_ones():
+    async def scenario():
+        bodies = Bodies(max_body_bytes=8 << 20, max_bytes=64 << 20, timeout_s=5.0)
+        async with held(bodies, "a", *[4 << 20] * 9) as of_one, held(bodies, "a", *[SMALL_BYTES] * 9) as small:
+            assert of_one == [True] * 7 + [False] * 2 and small == [True] * 4 + [False] * 5
+            async with held(bodies, "b", *[4 << 20] * 7) as of_other, held(bodies, "c", 4 << 20, 4 << 20) as of_third:
+                assert all(of_other) and of_third == [False] * 2, "an eighth is for small ones"
+                async with held(bodies, "c", *[SMALL_BYTES] * 4) as small:
+                    assert all(small)
+        assert bodies.num_bytes == 0 and not bodies._of_clients
+        async with held(bodies, "a", *[4 << 20] * 7) as of_one:
+            assert all(of_one), "what has gone counts no more"
+
+    asyncio.run(scenario())
+
+
+def test_bodies_when_one_of_a_client_has_gone_then_those_that_are_under_way_still_count():
+    async def scenario():
+        bodies, goes_on = Bodies(max_body_bytes=4 << 20, max_bytes=16 << 20, timeout_s=5.0), asyncio.Event()
+
+        async def later():
+            await goes_on.wait()
+            yield b"x" * (4 << 20)
+
+        async def read():
+            async with bodies.read(later(), "a"):
+                await asyncio.Event().wait()
+
+        first = asyncio.create_task(read())
+        await asyncio.sleep(0)
+        async with held(bodies, "a", 1):
+            pass
+        goes_on.set()
+        await until(lambda: bodies.num_bytes)
+        async with held(bodies, "a", 4 << 20) as taken:
+            assert taken == [False], "seven eighths of its half"
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        assert bodies.num_bytes == 0
+
+    asyncio.run(scenario())
+
+
+def test_body_when_tenants_share_an_address_then_each_has_its_own_part_of_the_room(tmp_path):
+    keys = "\n".join(f'[{name}]\nkeys = ["sha256:{hashlib.sha256(name.encode()).hexdigest()}"]' for name in "ab")
+    (tmp_path / "tenants").write_text(keys)
+    (tmp_path / "tenants").chmod(0o600)
+    secret = b"a secret of routers and servers"
+    settings = {"tenants_file": str(tmp_path / "tenants"), "tenant_secret_file": "s", "tenant_secret": secret}
+
+    async def scenario():
+        server = FakeServer("a", banyan=True)
+        server.banyan_state = {"tenants": TenantSecret(secret).name}
+        async with running([server], max_body_bytes=4 << 20, **settings) as rig:
+            rig.router._bodies.max_bytes = 8 << 20
+            server.gate.clear()
+
+            async def ask(key):
+                headers, body = {"x-api-key": key}, json.dumps({"text": "x" * (3 << 20)})
+                async with rig.client.post(f"{rig.served.url}/generate", data=body, headers=headers) as response:
+                    return response.status
+
+            first = asyncio.create_task(ask("a"))
+            await until(lambda: server.num_running)
+            assert await ask("a") == 503
+            other = asyncio.create_task(ask("b"))
+            await until(lambda: server.num_running == 2)
+            server.gate.set()
+            assert await asyncio.gather(first, other) == [200, 200]
+
+    asyncio.run(scenario())
+
+
 HOSTILE = [
     {"origin": "http://evil.example"},
     {"origin": "null"},
+    {"sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "same-site"},
     {"host": "evil.example"},
     {"x-forwarded-for": "10.0.0.9"},
     {"forwarded": "for=10.0.0.9"},
@@ -123,8 +221,20 @@ def test_servers_when_another_page_or_a_proxy_asks_for_them_then_it_is_refused(h
             url = f"{rig.served.url}/router/servers"
             async with rig.client.get(url, headers=headers) as response:
                 assert response.status == 403 and (await response.json())["error"]["type"] == "forbidden"
-            async with rig.client.get(url, headers={"origin": rig.served.url}) as response:
-                assert response.status == 200
+            for own in ({"origin": rig.served.url, "sec-fetch-site": "same-origin"}, {"sec-fetch-site": "none"}):
+                async with rig.client.get(url, headers=own) as response:
+                    assert response.status == 200
+
+    asyncio.run(scenario())
+
+
+def test_caches_when_a_page_asks_for_a_picture_there_then_nothing_is_flushed():
+    async def scenario():
+        async with running([FakeServer("a")]) as rig:
+            picture = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}
+            async with rig.client.get(f"{rig.served.url}/flush_cache", headers=picture) as response:
+                assert response.status == 403
+            assert rig.num_seen() == [0]
 
     asyncio.run(scenario())
 
@@ -191,7 +301,7 @@ def test_event_when_it_never_ends_then_the_attempt_is_lost_and_nothing_is_kept()
                 async def readany():
                     return b"x" * 600
 
-        attempt = Attempt(None, idle_timeout_s=1.0)
+        attempt = Attempt(None, None, idle_timeout_s=1.0)
         attempt._response, attempt._events = Answer, WholeEvents(max_bytes=1000)
         with pytest.raises(Lost, match="more than 1000 bytes"):
             await attempt.read()

@@ -14,6 +14,7 @@ from test.unit.router.fake_server import BLOCK_TOKENS, FakeServer, running, unti
 from banyan.router import asked_prompt, dropped_lines, prompt
 from banyan.router.asked_prompt import Asked
 from banyan.router.blocks import block_ids, pack
+from banyan.router.chats import MEDIUM_BYTES, MOST_MEDIA
 from banyan.router.description import Description
 from banyan.router.events import BlockStored
 from banyan.router.fleet import Fleet, Server
@@ -66,6 +67,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"a": [{"b":
 AGENTS = {
     "text": {"text": "[{" * 200_000},
     "escaped": {"text": '"[{\\' * 100_000},
+    "commas": {"text": 'a,,,b\\"' * 500_000},
     "turns": {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}] * 1000, "tools": [TOOL] * 100},
 }
 
@@ -81,6 +83,7 @@ MUCH = {
     "lists": b'{"text": "hi", "more": [' + b"[[]]," * 100_000 + b"1]}",
     "behind strings": b'{"text": "hi", "\\"": "\\\\", "more": [' + b'["",{}],' * 70_000 + b"1]}",
     "strings": b'{"text": "hi", "more": [' + b'"",' * 600_000 + b"1]}",
+    "numbers": b'{"text": "hi", "extra_key": [' + b"1," * 1_400_000 + b"1]}",
 }
 
 
@@ -167,7 +170,10 @@ def test_body_when_it_is_large_then_it_is_read_beside_the_loop_and_when_it_is_la
     async def scenario():
         monkeypatch.setattr(prompt, "read", told)
         async with running([FakeServer("a"), FakeServer("b")]) as rig:
-            for fields in ({"input_ids": [7] * 200_000}, {"text": "[" * 10_000}, {"input_ids": [7] * 10}):
+            for fields in (
+                *({"input_ids": [7] * 200_000}, {"text": "[" * 10_000}, {"text": "," * 20_000}),
+                {"input_ids": [7] * 10},
+            ):
                 assert (await rig.ask(**fields))[0] == 200
         *beside, on = readers
         assert all(thread.name.startswith("banyan-read-prompt") for thread in beside)
@@ -206,3 +212,69 @@ def test_prompt_when_it_is_of_all_that_is_read_then_it_does_not_push_others_out_
     for asked in (other, longest):
         made.take(asked)
     assert made.cached_tokens(other) == [704]
+
+
+PARTS = {
+    "image_url": (CHAT_COMPLETIONS, {"messages": [{"role": "user", "content": "PARTS"}]}, {"type": "x"}),
+    "messages": (MESSAGES, {"messages": [{"role": "user", "content": "PARTS"}]}, {"type": "image"}),
+    "results": (
+        MESSAGES,
+        {"messages": [{"content": [{"type": "tool_result", "content": "PARTS"}]}]},
+        {"type": "image"},
+    ),
+    "responses": (RESPONSES, {"input": "PARTS"}, {"type": "input_file"}),
+}
+
+
+@pytest.mark.parametrize(("path", "fields", "part"), PARTS.values(), ids=PARTS)
+def test_chat_when_it_has_more_media_than_are_compared_then_the_others_count_and_are_not_in_the_text(
+    path, fields, part
+):
+    def ask(num_parts):
+        body = json.dumps(fields).replace('"PARTS"', json.dumps([part] * num_parts))
+        return Asked(prompt.read(path, body.encode(), {}))
+
+    few, more, many = map(ask, (MOST_MEDIA // 2, 2 * MOST_MEDIA, 20 * MOST_MEDIA))
+    assert len(many.request.text) < 3 << 20 and many.request.text.startswith(more.request.text[: 1 << 20])
+    assert few.request.num_more_bytes == 0 and few.request.tokenize is None and many.request.tokenize is None
+    one = MEDIUM_BYTES / 4
+    assert MOST_MEDIA * one * 1.5 == pytest.approx(more.num_tokens - few.num_tokens, rel=0.01)
+    assert 18 * MOST_MEDIA * one == pytest.approx(many.num_tokens - more.num_tokens, rel=0.01)
+
+
+def test_chat_when_its_parts_are_no_objects_then_they_are_text_as_they_are():
+    body = json.dumps({"messages": [{"role": "user", "content": [1] * 10_000}]})
+    assert len(prompt.read(CHAT_COMPLETIONS, body.encode(), {}).text) < len(body)
+
+
+def test_name_of_an_adapter_when_it_is_long_then_a_hash_stands_for_it():
+    said = {"model": f"m:{'x' * 300}", "prompt": "hi"}
+    assert len(prompt.read("/v1/completions", json.dumps(said).encode(), {}).namespace) == 33
+
+
+@pytest.mark.parametrize("name", ["extra_key", "lora_path", "session_id"])
+def test_name_when_it_is_long_or_no_word_then_a_hash_stands_for_it(name):
+    def named(value):
+        read = prompt.read(GENERATE, json.dumps({"text": "x", name: value}).encode(), {})
+        return read.session if name == "session_id" else read.namespace.removeprefix("\0")
+
+    assert [named(value) for value in ("k", "x" * 256, 5)] == ["k", "x" * 256, "5"]
+    others = ["x" * 300, "x" * 301, [1] * 1000, [1] * 1001, {"a": [1] * 1000}]
+    assert len({named(value) for value in others}) == len(others) and all(len(named(value)) == 32 for value in others)
+
+
+def test_prompt_when_it_has_more_tokens_than_its_text_tells_then_it_is_hashed_beside_the_loop(monkeypatch):
+    threads, text = [], "x" * 90_000
+
+    def told(*args):
+        threads.append(threading.current_thread().name)
+        return block_ids(*args)
+
+    async def scenario():
+        monkeypatch.setattr(asked_prompt, "block_ids", told)
+        async with running([FakeServer("a", events=True)]) as rig:
+            assert (await rig.ask(text=text))[0] == 200
+
+    asyncio.run(scenario())
+    (thread,) = threads
+    assert thread.startswith("banyan-read-prompt")

@@ -28,6 +28,11 @@ def test_read_when_it_is_as_sglang_sends_it_then_a_report():
     )
 
 
+def test_read_when_numbers_are_less_than_none_then_none():
+    report = read_load(msgspec.msgpack.encode(["LoadStat", *[-5] * 10]), 5.0)
+    assert report == LoadReport(taken_s=5.0)
+
+
 def test_read_when_sglang_has_added_fields_then_they_are_passed_over():
     assert read_load(msgspec.msgpack.encode([*WIRE, 1, "new"]), 5.0) == read_load(msgspec.msgpack.encode(WIRE), 5.0)
 

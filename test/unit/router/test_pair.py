@@ -553,3 +553,14 @@ def test_prompt_when_the_decode_servers_arena_has_it_then_the_prefill_server_is_
             assert [headers.get(SOURCE_HEADER) for headers in headers_of(p)] == [PAGE_SERVER]
 
     asyncio.run(scenario())
+
+
+def test_place_when_none_can_be_taken_at_a_decode_server_then_the_prefill_servers_is_free_again(monkeypatch):
+    async def scenario():
+        (p,), (d,) = pair()
+        async with running([p, d]) as rig:
+            monkeypatch.setattr(rig.router.decodes, "take", lambda *args: 1 / 0)
+            assert (await rig.ask(text="hi"))[0] == 500
+            rig.assert_idle()
+
+    asyncio.run(scenario())

@@ -8,13 +8,14 @@ import json
 
 import pytest
 from test.unit.router.fake_pair import FakeDecode, FakePrefill, Rooms
-from test.unit.router.fake_server import BLOCK_TOKENS, FakeServer, running, until
+from test.unit.router.fake_server import BLOCK_TOKENS, FakeServer, raw, running, until
 
 from banyan.router.blocks import block_ids, pack
 from banyan.router.events import BlockStored
 from banyan.router.everywhere import choose
 from banyan.router.health import State
 from banyan.router.paths import BY_PATH, ROWS, To
+from banyan.router.upstream import at
 
 PROMPT = "a prompt of some length, long enough for pages"
 SSE, LINES = "text/event-stream", "application/x-ndjson"
@@ -138,7 +139,7 @@ OTHERWISE = (
     *("/%66lush_cache", "/%2566lush_cache", "/x/../flush_cache", "/./flush_cache", "//flush_cache", "/a%2Fb?c=%2f"),
     *("/flush_cache#", "/flush_cache#a?b", "/flush_cache%23", "/flush_cache%3Fa", "/flush_cache;a", "/flush_cache/"),
     *("/FLUSH_CACHE", "\\flush_cache", "/x\\..\\flush_cache", "/x?a#b?c", "/flush_cache%0A", "/flush_cach%C3%A9"),
-    *("http://a/flush_cache", "a@b/flush_cache", "*", "?/flush_cache"),
+    *("http://a/flush_cache", "a@b/flush_cache", "*", "?/flush_cache", "%2Fflush_cache", "%2f@b/flush_cache"),
 )
 """Ways to write a path that only this machine may ask for, or one that is nearly it."""
 
@@ -155,13 +156,39 @@ def test_path_when_it_is_written_otherwise_then_the_router_and_the_servers_read_
             writer.close()
             if path in ("/%66lush_cache", "/flush_cache%0A"):
                 assert b" 403 " in head
-            elif path.startswith("/"):
+            elif path.startswith("/") and not path.startswith("//"):
                 assert json.loads(body)["raw"] == path.replace("#", "%23")
             else:
-                assert b" 404 " in head or b" 307 " in head
+                assert b" 400 " in head
             assert rig.num_seen() == [int(b" 200 " in head)]
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "line", ["%2F@HERE/flush_cache", "@HERE/flush_cache", "%2Fv1%2Fresponses%2Fx@HERE/flush_cache"]
+)
+@pytest.mark.parametrize("servers", ["a", "ab"])
+def test_path_when_it_would_be_another_host_behind_a_servers_address_then_nobody_is_asked(line, servers):
+    async def scenario():
+        elsewhere = FakeServer("elsewhere")
+        await elsewhere.start()
+        async with running([FakeServer(name) for name in servers]) as rig:
+            for host in (f"127.0.0.1:{elsewhere.port}", f"127.0.0.1:{rig.servers[0].port}"):
+                head = f"GET {line.replace('HERE', host)} HTTP/1.1\r\nhost: a\r\nx-forwarded-for: b\r\n"
+                answer = await raw(rig.served.port, f"{head}connection: close\r\n\r\n".encode())
+                assert answer.startswith(b"HTTP/1.1 400")
+            assert not any(rig.num_seen()) and not elsewhere.seen
+        await elsewhere.stop()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("target", ["@b:1/x", "%2F@b:1/x", "x@a:1/x", ".b/x", "0/x", "", "?x", "#x"])
+def test_target_when_it_would_lead_elsewhere_than_to_the_server_then_nobody_is_asked(target):
+    with pytest.raises(ValueError):
+        at("http://a:1", target)
+    assert str(at("http://a:1", f"/{target}")).startswith("http://a:1/")
 
 
 @pytest.mark.parametrize(

@@ -92,10 +92,14 @@ class Full:
     def __exit__(self, *why):
         pass
 
-    def set(self, *option):
+    def set(self, option, value):
+        if option == zmq.RCVHWM:
+            self.most_waiting = value
+
+    def connect(self, where):
         pass
 
-    subscribe = connect = set
+    subscribe = connect
 
     async def send_multipart(self, parts):
         pass
@@ -138,3 +142,18 @@ def test_messages_when_many_have_come_then_others_have_their_turn_between_each_t
 
     asyncio.run(main())
     assert all(before - now <= 1 for before, now in pairwise(turns))
+
+
+def test_replay_when_a_publisher_sends_without_end_then_so_many_batches_wait_and_no_more():
+    context = Full(QUEUED["replay"])
+
+    async def main():
+        reading = subscribe(context, Source(0, "tcp://x", "", "tcp://x"), EventFeed(), lambda: None)
+        reader = asyncio.create_task(reading)
+        while context.messages[zmq.DEALER]:
+            await asyncio.sleep(0)
+        reader.cancel()
+        await asyncio.gather(reader, return_exceptions=True)
+
+    asyncio.run(main())
+    assert 10_000 < context.most_waiting < 1 << 20, "more than SGLang's publisher keeps"

@@ -388,8 +388,25 @@ def test_models_when_no_key_is_shown_then_refused_and_counted(path):
 
 def test_flags_when_the_file_of_the_servers_key_is_empty_then_the_line_names_it(tmp_path):
     empty = tmp_path / "key"
-    empty.write_text("\n")
+    write(empty, "\n")
     parser = argparse.ArgumentParser()
     add_flags(parser)
     with pytest.raises(ValueError, match=r"--api-key-file .*key: there is no key in it"):
         take_flags(parser.parse_args(["--server", "http://a:1", "--api-key-file", str(empty)]))
+
+
+@pytest.mark.parametrize(("mode", "says"), [(0o644, "chmod 600"), (None, "No such file")])
+def test_flags_when_the_file_of_the_servers_key_is_not_ours_alone_or_is_not_there_then_the_line_names_it(
+    tmp_path, mode, says
+):
+    key = tmp_path / "key"
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    given = parser.parse_args(["--server", "http://a:1", "--api-key-file", str(key)])
+    if mode is not None:
+        key.write_text("k\n")
+        key.chmod(mode)
+    with pytest.raises(ValueError, match=rf"--api-key-file .*{says}"):
+        take_flags(given)
+    write(key, "k\n")
+    assert take_flags(given).api_key == "k"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -110,5 +111,27 @@ def test_queue_when_nobody_has_room_then_who_waits_for_one_server_is_passed_over
             queue.wake()
         await asyncio.gather(*entering)
         assert placed == [0, 1, 2, 3]
+
+    asyncio.run(scenario())
+
+
+def test_queue_when_taking_a_place_fails_for_one_then_it_has_the_fault_and_those_behind_have_their_places():
+    async def scenario():
+        has_room, given_back = [False], []
+
+        def fails():
+            if has_room[0]:
+                raise ZeroDivisionError
+            return None
+
+        queue = Admission(8, given_back.append)
+        failing = asyncio.ensure_future(queue.enter(fails, 60))
+        behind = asyncio.ensure_future(queue.enter(lambda: "a" if has_room[0] else None, 60))
+        await asyncio.sleep(0)
+        has_room[0] = True
+        queue.wake()
+        assert await behind == "a" and queue.num_waiting == 0 and not given_back
+        with pytest.raises(ZeroDivisionError):
+            await failing
 
     asyncio.run(scenario())

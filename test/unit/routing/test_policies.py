@@ -186,6 +186,12 @@ def test_guard_when_only_the_busy_rank_has_the_prompt_then_it_is_not_hot_for_wha
     assert list(HotRankGuard().cool(ask(960, cached_tokens={0: 944}), much_more)) == much_more[1:]
 
 
+@pytest.mark.parametrize(("factor", "num_ranks", "ongoing_tokens"), [(2.0, 4, -5_000), (1.0, 50, 2**59)])
+def test_guard_when_numbers_leave_no_rank_then_none_is_hot(factor, num_ranks, ongoing_tokens):
+    ranks = [RankState(rank=rank, ongoing_tokens=ongoing_tokens) for rank in range(num_ranks)]
+    assert list(HotRankGuard(factor).cool(ask(1), ranks)) == ranks
+
+
 @pytest.mark.parametrize(("page_tokens", "ongoing_tokens"), [(1, 1_000), (16, 1_008), (64, 1_024)])
 def test_guard_when_a_rank_still_counts_the_pages_of_the_same_prompt_then_it_is_not_hot(page_tokens, ongoing_tokens):
     guard = HotRankGuard(page_tokens=page_tokens)

@@ -39,7 +39,7 @@ def router(*batches):
 
 
 def in_arena(feed):
-    return [block_id for block_id in IDS if feed.blocks.is_in(block_id, ARENA)]
+    return [block_id for block_id in IDS if feed.blocks.run([block_id], 0, feed.blocks.bits_of(ARENA))]
 
 
 def test_events_when_pages_come_and_go_then_the_router_knows_them_by_the_names_that_it_computes():

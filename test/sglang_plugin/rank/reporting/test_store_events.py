@@ -106,7 +106,7 @@ def write(linker, pages):
 
 
 def in_store(feed):
-    return [block_id for block_id in IDS if feed.blocks.is_in(block_id, STORE)]
+    return [block_id for block_id in IDS if feed.blocks.run([block_id], 0, feed.blocks.bits_of(STORE))]
 
 
 def test_rank_when_its_pages_are_stored_and_flushed_then_the_router_follows(start):

@@ -74,7 +74,8 @@ class World:
             assert self.known(feed) <= self.held(), "a page that has gone"
 
     def known(self, feed):
-        return {key for key in KEYS if feed.blocks.is_in(hash_str_to_int64(key), STORE)}
+        bits = feed.blocks.bits_of(STORE)
+        return {key for key in KEYS if feed.blocks.run([hash_str_to_int64(key)], 0, bits)}
 
     def held(self):
         return {key for key in KEYS if self.store.lookup([key]).num_pages}
