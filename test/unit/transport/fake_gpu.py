@@ -317,7 +317,7 @@ class FakeDriver:
     # ---- Contexts
 
     def current_context(self) -> int:
-        return id(self.gpu)
+        return id(self.gpu) if self._thread() in self.entered else 0
 
     def enter_context(self, context: int) -> None:
         assert context == id(self.gpu)
