@@ -43,7 +43,7 @@ class HostFrames:
         if self.pieces.is_whole:
             return set()
         starts = np.asarray(frames, dtype=np.int64) * self.stride
-        return self.pieces.missing(np.concatenate((starts + self.first, starts + self.last)))
+        return self.pieces.missing(starts + self.first, starts + self.last)
 
 
 @dataclass(frozen=True, slots=True)
