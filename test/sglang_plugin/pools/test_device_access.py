@@ -48,6 +48,7 @@ class Device(FakeDriver):
 
     num_streams = 10
     exportable = True
+    torchs_stream = SCHEDULE
 
     def __init__(self, gpu):
         super().__init__(gpu)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from test.unit.cache_rig import make_cache
 from test.unit.directory.rig import NUM_FRAMES, Rank, frames, keys
-from test.unit.transport.fake_gpu import FakeDriver, FakeGpu
+from test.unit.transport.fake_gpu import FakeDriver, FakeGpu, torchs_uploads
 
 from banyan._native import RankTable
 from banyan.sglang_plugin.pools import allocator, quarantine
@@ -36,7 +36,8 @@ class Node:
         lane = ReadbackLane(driver, stream=LANE, num_pages=NUM_FRAMES)
         self.events = []
         order = ReadbackOrder()
-        self.pages.attach_lane(self.cache, lane, lambda: self.events, reserve, order, order.take)
+        uploads = torchs_uploads(self.gpu, NUM_FRAMES)
+        self.pages.attach_lane(self.cache, lane, uploads, lambda: self.events, reserve, order, order.take)
         self.driver = driver
 
     def arrive(self):

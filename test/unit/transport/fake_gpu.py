@@ -22,6 +22,7 @@ from banyan.transport.cuda_ipc.copies import PageLists
 from banyan.transport.cuda_ipc.driver import DriverError
 from banyan.transport.cuda_ipc.opening import GivenUpError
 from banyan.transport.cuda_ipc.places import PlaceTable
+from banyan.transport.cuda_ipc.uploads import NumberUploads
 
 WORD_BYTES = 8
 
@@ -144,6 +145,9 @@ class FakeGpu:
 class FakeDriver:
     """What one process sees of the device. ``calls`` are the names and arguments of its calls, in order."""
 
+    torchs_stream = 0
+    """Torch computes on the host here, at once, in memory of its own: what is copied in this order is there at once."""
+
     def __init__(self, gpu: FakeGpu) -> None:
         self.gpu = gpu
         self.calls: list[tuple] = []
@@ -208,6 +212,9 @@ class FakeDriver:
 
     def copy_async(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         self._called("copy_async", target, source, num_bytes, stream)
+        if stream == self.torchs_stream:
+            ctypes.memmove(target, source, num_bytes)
+            return
 
         def run() -> None:
             self.gpu.check(source, num_bytes)
@@ -325,6 +332,13 @@ class FakeDriver:
 
     def _thread(self) -> tuple[int, bool]:
         return get_ident(), self.gpu.opener.is_running
+
+
+def torchs_uploads(gpu: FakeGpu, num_pages: int) -> NumberUploads:
+    """Of numbers that torch reads."""
+    driver = FakeDriver(gpu)
+    driver.torchs_stream = 1 << 20
+    return NumberUploads(driver, current_stream=lambda: driver.torchs_stream, num_pages=num_pages)
 
 
 def protection(address: int) -> str:

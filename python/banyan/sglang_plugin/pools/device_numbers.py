@@ -18,12 +18,14 @@ from banyan.sglang_plugin.pools.quarantine import OwnPages, Quarantine
 from banyan.sglang_plugin.pools.readback_order import ReadbackOrder
 from banyan.sglang_plugin.pools.reserve import Reserve
 from banyan.transport.cuda_ipc.readback import ReadbackLane
+from banyan.transport.cuda_ipc.uploads import NumberUploads
 
 
 class NumbersOnDevice(Quarantine):
     """Nothing here waits for the device unless the pool is short of what is not in use."""
 
     _lane: ReadbackLane[torch.Tensor] | None = None
+    _uploads: NumberUploads | None = None
     _freed_events: Callable[[], list[int]]
     _order: ReadbackOrder
     _settle: Callable[[], None]
@@ -34,16 +36,17 @@ class NumbersOnDevice(Quarantine):
         self,
         pages: OwnPages,
         lane: ReadbackLane[torch.Tensor],
+        uploads: NumberUploads,
         freed_events: Callable[[], list[int]],
         reserve: Reserve,
         order: ReadbackOrder,
         settle: Callable[[], None],
     ) -> None:
         """Freed pages go down ``lane`` behind ``freed_events()``, recorded where their numbers are being computed, and
-        are withdrawn when their turn in ``order`` has come. ``settle`` takes note of all that the device has done
-        for this rank."""
+        are withdrawn when their turn in ``order`` has come; those that come out of quarantine go up by ``uploads``.
+        ``settle`` takes note of all that the device has done for this rank."""
         self.attach(pages)
-        self._lane, self._freed_events, self._reserve = lane, freed_events, reserve
+        self._lane, self._uploads, self._freed_events, self._reserve = lane, uploads, freed_events, reserve
         self._order, self._settle = order, settle
 
     @property
@@ -82,8 +85,8 @@ class NumbersOnDevice(Quarantine):
         return super()._take_drained() or self._num_taken != num_taken
 
     def _page_ids(self, frames: NDArray[np.int64]) -> torch.Tensor:
-        pages = torch.from_numpy(frames.copy())
-        if self.device == "cpu":
-            return pages
-        # From pinned memory: an ordinary upload would wait for the stream.
-        return pages.pin_memory().to(self.device, non_blocking=True)
+        if self._uploads is not None and len(frames):
+            pages = torch.empty(len(frames), dtype=torch.int64, device=self.device)
+            if self._uploads.send(frames.tobytes(), pages.data_ptr()):
+                return pages
+        return super()._page_ids(frames)

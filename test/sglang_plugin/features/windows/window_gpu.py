@@ -43,6 +43,8 @@ class Stretch:
 class WindowDevice(Device):
     """Page numbers lie in torch's memory: whatever is copied from there is the device's."""
 
+    torchs_stream = property(lambda device: GpuWindowRank.current)
+
     def copy_async(self, target, source, num_bytes, stream):
         if isinstance(self.gpu.memory.setdefault(source, Stretch(0)), Stretch):
             self.gpu.memory[source] = Stretch(max(num_bytes, len(self.gpu.memory[source])))
