@@ -25,6 +25,8 @@ from banyan.transport.cuda_ipc.places import PlaceTable
 from banyan.transport.cuda_ipc.uploads import NumberUploads
 
 WORD_BYTES = 8
+ALIGNMENT_BYTES = 256
+"""Of what CUDA allocates."""
 
 
 @dataclass
@@ -98,9 +100,9 @@ class FakeGpu:
     # ---- memory
 
     def allocate(self, num_bytes: int) -> int:
-        block = ctypes.create_string_buffer(num_bytes)
-        address = ctypes.addressof(block)
-        self.memory[address] = block
+        room = ctypes.create_string_buffer(num_bytes + ALIGNMENT_BYTES)
+        address = -(-ctypes.addressof(room) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self.memory[address] = (ctypes.c_char * num_bytes).from_buffer(room, address - ctypes.addressof(room))
         return address
 
     def buffer(self, words) -> Buffer:

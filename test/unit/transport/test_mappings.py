@@ -3,13 +3,14 @@
 that does not fit."""
 
 import ctypes
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from test.unit.transport.fake_gpu import FakeDriver, FakeGpu
 
 from banyan.transport.cuda_ipc import host_pieces, mappings
-from banyan.transport.cuda_ipc.description import PlacedExtent, PoolDescription, Segment, describe
+from banyan.transport.cuda_ipc.description import PlacedExtent, PoolDescription, Probe, Segment, describe
 from banyan.transport.cuda_ipc.host_pieces import KEEP_S, KeptPieces, Pinned
 from banyan.transport.cuda_ipc.mappings import PeerMappings
 from banyan.transport.cuda_ipc.places import OWN_ROW, PlaceTable
@@ -162,6 +163,35 @@ def test_peer_when_the_description_is_bad_then_barred_and_nothing_stays_open(rig
     rig.meet(PEER)
     assert len(rig.driver.calls) == num_calls and not rig.driver.mapped
     assert caplog.text.count("slot 0") == 1
+
+
+@pytest.mark.parametrize("num_there", [0, 1], ids=["the first", "the second"])
+def test_peer_when_it_announces_more_than_lies_behind_a_handle_then_barred_and_nothing_stays_open(
+    rig, num_there, caplog
+):
+    told = PoolDescription.decode(rig.described[PEER])
+    segments = list(told.segments)
+    segments[num_there] = replace(segments[num_there], num_bytes=segments[num_there].num_bytes + 1)
+    rig.described[PEER] = replace(told, segments=tuple(segments)).encode()
+    rig.meet(PEER)
+    assert rig.mappings.acquire(PEER, [0]) is None and rig.mappings.reachable([0]) == []
+    rig.meet(PEER)
+    assert not rig.driver.mapped and rig.driver.names().count("open_handle") == num_there + 1
+    assert caplog.text.count("are announced") == 1
+
+
+@pytest.mark.parametrize(
+    ("offset_bytes", "num_bytes", "reason"), [(0, 8, "has 8 bytes, of 16"), (4, 16, "not aligned to 8 bytes")]
+)
+def test_peer_when_its_probe_cannot_be_read_whole_then_barred_before_the_kernel_reads_it(
+    rig, offset_bytes, num_bytes, reason, caplog
+):
+    rig.mappings._prober = SimpleNamespace(num_bytes=16, is_busy=False, begin=lambda address: pytest.fail("it is read"))
+    told = PoolDescription.decode(rig.described[PEER])
+    rig.described[PEER] = replace(told, probe=Probe(bytes(16), PlacedExtent(0, offset_bytes, num_bytes))).encode()
+    rig.meet(PEER)
+    rig.gpu.opener.run()
+    assert reason in caplog.text and rig.mappings.reachable([0]) == [] and not rig.driver.mapped
 
 
 def test_peer_when_the_second_handle_fails_then_the_first_is_closed(rig):

@@ -269,6 +269,9 @@ class PeerMappings:
         self._opening[peer] = _Opening(self._executor.submit(open_pool), given_up)
 
     def _open_on_gpu(self, description: PoolDescription, go_on: Callable[[], None]) -> Opened:
+        probe = description.probe
+        if self._prober is not None and probe is not None and probe.extent.num_bytes < self._prober.num_bytes:
+            raise ValueError(f"its probe has {probe.extent.num_bytes} bytes, of {self._prober.num_bytes}")
         try:
             return p2p_fix_rebuild_cuda_tensor(self._driver, description, self._page_bytes, go_on)
         except DriverError as error:
