@@ -3,7 +3,8 @@
 
 A page is in one more place here: on its way. SGLang frees page numbers that only the device knows; they are copied to
 the host behind the events of the stream that made them, and withdrawn from the peers when they have come. Until then
-they are free memory that is not handed out. States of a freed page: on its way -> free, or quarantine -> free.
+they are free memory that is not handed out. What the driver refuses to bring is held, and sent again at a later step.
+States of a freed page: (held ->) on its way -> free, or quarantine -> free.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from banyan import faults
 from banyan.sglang_plugin.pools.quarantine import OwnPages, Quarantine
 from banyan.sglang_plugin.pools.readback_order import ReadbackOrder
 from banyan.sglang_plugin.pools.reserve import Reserve
@@ -29,6 +31,8 @@ class NumbersOnDevice(Quarantine):
     _freed_events: Callable[[], list[int]]
     _order: ReadbackOrder
     _settle: Callable[[], None]
+    _not_sent: tuple[torch.Tensor, ...] = ()
+    """Freed, and refused by the driver."""
     _num_taken = 0
     _reserve = Reserve(0)
 
@@ -51,20 +55,34 @@ class NumbersOnDevice(Quarantine):
 
     @property
     def _num_held(self) -> int:
-        return len(self._quarantine) + (self._lane.num_pages if self._lane is not None else 0)
+        num_sent = self._lane.num_pages if self._lane is not None else 0
+        return len(self._quarantine) + num_sent + sum(freed.numel() for freed in self._not_sent)
+
+    def _on_their_way(self) -> list[torch.Tensor]:
+        return [*(self._lane.tags() if self._lane is not None else ()), *self._not_sent]
 
     def _send_freed(self, freed: torch.Tensor) -> None:
         """These numbers are freed: they are on their way. Nobody writes to ``freed`` any more."""
-        assert self._lane is not None
         if freed.numel():
-            self._lane.send(freed, freed, behind=self._freed_events())
-            self._order.sent(self)
+            self._not_sent += (freed,)
+            self._send_held()
+
+    def _send_held(self) -> None:
+        assert self._lane is not None
+        try:
+            while self._not_sent:
+                self._lane.send(self._not_sent[0], self._not_sent[0], behind=self._freed_events())
+                self._not_sent = self._not_sent[1:]
+                self._order.sent(self)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, SGLang is freeing pages
+            faults.note("device_numbers.send", error, stops=True)
 
     def _forget_lane(self) -> None:
         """All is free, also what is on its way."""
         if self._lane is not None:
             self._lane.forget()
             self._order.forget(self)
+            self._not_sent = ()
 
     def take_next(self) -> bool:
         """Withdraw the pages that were freed first; False when their numbers have not come."""
@@ -80,6 +98,7 @@ class NumbersOnDevice(Quarantine):
 
     def _take_drained(self) -> bool:
         num_taken = self._num_taken
+        self._send_held()
         # This rank's own copies may hold what it waits for.
         self._settle()
         return super()._take_drained() or self._num_taken != num_taken
