@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import permutations
+from itertools import combinations
 from pathlib import Path
 
 from engine import STAND_IN, die_with_parent, end_on_termination
@@ -68,9 +68,9 @@ def find_facts() -> Facts:
 
         from banyan import _native  # noqa: F401
     except ImportError as error:
-        return Facts(commit(), "no GPU", 0, False, no_gpu=str(error))
+        return Facts(commit(), "no GPU", 0, no_gpu=str(error))
     if not torch.cuda.is_available():
-        return Facts(commit(), "no GPU", 0, False, no_gpu="no CUDA GPU on this machine")
+        return Facts(commit(), "no GPU", 0, no_gpu="no CUDA GPU on this machine")
     gpu = torch.cuda.get_device_properties(0)
     version = driver.cuDriverGetVersion()[1]
     print(f"{gpu.name}, driver for CUDA {version}, torch {torch.__version__}, Triton {triton.__version__}", flush=True)
@@ -80,7 +80,11 @@ def find_facts() -> Facts:
         gpu=gpu.name,
         num_gpus=num_gpus,
         sm=10 * gpu.major + gpu.minor,
-        has_peer_access=all(torch.cuda.can_device_access_peer(*pair) for pair in permutations(range(num_gpus), 2)),
+        apart=tuple(
+            (one, other)
+            for one, other in combinations(range(num_gpus), 2)
+            if not (torch.cuda.can_device_access_peer(one, other) and torch.cuda.can_device_access_peer(other, one))
+        ),
         modules=frozenset(name for name in MODULES if is_there(name)),
         tools=frozenset(name for name in TOOLS if shutil.which(name)),
         missing_to_compile=tuple(

@@ -79,9 +79,18 @@ def end_on_termination() -> None:
 
 
 ONE_GPU, WITHOUT_INDEX_KEYS, WITHOUT_DRAFT_ROWS = "one_gpu", "without_index_keys", "without_draft_rows"
-MIXED_WINDOWS = "mixed_windows"
+MIXED_WINDOWS, SMALL_PIECES = "mixed_windows", "small_pieces"
 """Plugins of SGLang beside this file: all ranks on the first GPU; pages that travel without their index keys, or
-without the rows of their draft; window pages that land in each other's places."""
+without the rows of their draft; window pages that land in each other's places; an arena that is pinned in small pieces.
+"""
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def seeing(gpus: str) -> dict[str, str]:
+    """The environment of a server that sees these GPUs alone, named as this process sees them."""
+    names = [name for name in os.environ.get(VISIBLE, "").split(",") if name]
+    return {VISIBLE: ",".join(names[int(gpu)] if names else gpu for gpu in gpus.split(","))}
 
 
 def plugin_paths(folder: Path, *, plugins: Sequence[str] = (ONE_GPU,)) -> list[str]:

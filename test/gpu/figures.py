@@ -8,8 +8,8 @@ Weights are drawn by SGLang (``--load-format dummy``): nothing is read but a con
 Three questions: when the first token comes for a prompt that the other rank has computed; what streams notice while
 their rank takes such prompts; what it costs where nothing is shared. Each answer is printed as one line of JSON when it
 is there; medians, with the smallest and the largest. The exit status is 1 if a prompt is not there sooner than it is
-computed, or if sharing costs much where nothing is shared. A GPU that does not hold both servers gets a model of fewer
-layers.
+computed, if sharing costs much where nothing is shared, or if a stream waits much longer for a token. A GPU that does
+not hold both servers gets a model of fewer layers.
 """
 
 from __future__ import annotations
@@ -50,6 +50,10 @@ ALL_LAYERS, FEW_LAYERS = 32, 8
 LEAST_THROUGHPUT, MOST_GAP = 0.95, 1.05
 """Of what there is without sharing, where nothing is shared."""
 
+LONGEST_GAP, LONGEST_GAP_MS = 2.0, 20.0
+"""The longest time between two tokens of a stream may be so many times that without sharing, and as much: a call that
+others' locks hold up shows there and nowhere else."""
+
 Found = dict[str, dict[str, list[float]]]
 """By server and name: a value for each round."""
 
@@ -61,15 +65,20 @@ def num_layers_that_fit(all_gpus: bool) -> int:
     return ALL_LAYERS if num_ranks * RANK_BYTES < torch.cuda.mem_get_info()[0] else FEW_LAYERS
 
 
-def verdict(alone: Found, first_tokens: Sequence[Found]) -> dict[str, bool]:
+def verdict(alone: Found, first_tokens: Sequence[Found], beside: Found) -> dict[str, bool]:
     def ratio(found: Found, name: str) -> float:
         on, off = (statistics.median(found[share][name]) for share in SHARES)
         return on / off
+
+    def is_held_up(name: str) -> bool:
+        on, off = (max(beside[share][name]) for share in SHARES)
+        return on > LONGEST_GAP * off + LONGEST_GAP_MS
 
     return {
         "prompts_are_there_sooner_than_computed": all(ratio(found, "other_rank_ms") < 1 for found in first_tokens),
         "as_many_requests_where_nothing_is_shared": ratio(alone, "requests_per_s") >= LEAST_THROUGHPUT,
         "tokens_come_as_fast_where_nothing_is_shared": ratio(alone, "itl_p50_ms") <= MOST_GAP,
+        "no_token_comes_much_later": not any(map(is_held_up, ("alone_itl_max_ms", "beside_itl_max_ms"))),
     }
 
 
@@ -231,9 +240,9 @@ def main() -> int:
             say("first token", figures.first_token(num_tokens), prompt_tokens=num_tokens)
             for num_tokens in args.prompt_tokens
         ]
-        say("streams beside", figures.beside_streams(), streams=NUM_STREAMS, taken_tokens=TAKEN_TOKENS)
+        beside = say("streams beside", figures.beside_streams(), streams=NUM_STREAMS, taken_tokens=TAKEN_TOKENS)
         print(json.dumps({"what": "ranks", "states": servers["peer"].rank_states()}), flush=True)
-    found = verdict(alone, first_tokens)
+    found = verdict(alone, first_tokens, beside)
     print(json.dumps({"verdict": found}))
     print(f"verdict: {verdict_line(found)}", file=sys.stderr)
     return 0 if all(found.values()) else 1

@@ -16,6 +16,7 @@ import torch
 from banyan import _native
 from banyan.layout import BlockGeometry
 from banyan.transport.cuda_ipc.copies import LayerGroups
+from banyan.transport.cuda_ipc.copy_stream import open_copy_streams
 from banyan.transport.cuda_ipc.description import describe
 from banyan.transport.cuda_ipc.driver import CudaDriver
 from banyan.transport.cuda_ipc.gpu_io import ArenaReads, GpuIo
@@ -24,12 +25,13 @@ from banyan.transport.cuda_ipc.leases import LeaseWord
 from banyan.transport.cuda_ipc.mappings import PeerMappings
 from banyan.transport.cuda_ipc.peers import CudaPeers, StreamOrder
 from banyan.transport.cuda_ipc.places import ARENA_ROW, OWN_ROW, PlaceTable
+from banyan.transport.cuda_ipc.probe import NUM_PROBE_ROWS, OwnProbe, ProbeReader
 from banyan.transport.kv_trans.launch import KvTrans, TileShape, on_torch_stream
 from banyan_lab.bench.gpu_pools import Shape, device_place
 
 SHAPE = Shape("check", 4, (32768, 32768))
 BLOCK = BlockGeometry(((32768, 32768),) * SHAPE.num_layers)
-NUM_SLOTS = 4
+NUM_SLOTS, NUM_SMS = 4, 16
 NUM_PAGES = 64
 NUM_KEYS = 200
 OPENING_S = 10.0
@@ -53,17 +55,12 @@ class GpuRank:
         self.extents = [extent.view(torch.int64) for extent in device_place(SHAPE, NUM_PAGES)]
         addresses = [extent.data_ptr() for extent in self.extents]
         sizes = SHAPE.extents
-        geometry = [
-            [((2 * layer + side) * NUM_PAGES * 32768, 32768) for side in (0, 1)] for layer in range(SHAPE.num_layers)
-        ]
-        placed = [(address, NUM_PAGES * size) for address, size in zip(addresses, sizes, strict=True)]
-        description = describe(self.driver, self.driver.device_uuid(0), placed)
-        pool = _native.DevicePool(description.encode(), NUM_PAGES * SHAPE.block_bytes)
-        self.frame_table = _native.FrameTable(rank_table, slot, NAMESPACE, pool, NUM_PAGES, geometry)
-        self.peers = _native.Peers(rank_table, slot, slot, NAMESPACE, geometry, pool)
-        self.copy_stream, self.forward = self.driver.create_stream(), torch.cuda.Stream()
-        places = PlaceTable(self.driver, stream=self.copy_stream, num_peers=2, num_extents=len(sizes))
-        places.write(OWN_ROW, addresses, sizes)
+        places = PlaceTable(
+            self.driver,
+            stream=self.driver.create_stream(),
+            num_peers=2 + NUM_PROBE_ROWS,
+            num_extents=len(sizes),
+        )
         tile = TileShape.fitting(sizes, 256)
         self._chunks = torch.tensor(tile.chunks(sizes), dtype=torch.int32, device="cuda")
         kernel = KvTrans(
@@ -71,10 +68,17 @@ class GpuRank:
             chunks=self._chunks.data_ptr(),
             page_bytes=sizes,
             shape=tile,
-            num_programs=16,
+            num_programs=NUM_SMS,
             on_stream=on_torch_stream,
         )
-        kernel.warm_up(self.copy_stream)
+        opened = open_copy_streams(self.driver, num_sms=NUM_SMS, num_streams=2, try_stream=kernel.warm_up)
+        device = self.driver.current_device()
+        kernel.num_programs = opened.num_programs(kernel.programs_per_sm(self.driver.threads_per_sm(device)))
+        self.copy_stream, follow_stream = opened.streams
+        self.forward = torch.cuda.Stream()
+        places.stream = self.copy_stream
+        places.write(OWN_ROW, addresses, sizes)
+        self._announce(rank_table, slot, addresses)
         self.opener = ThreadPoolExecutor(1)
         self.mappings = PeerMappings(
             driver=self.driver,
@@ -86,6 +90,7 @@ class GpuRank:
             wanted_slots=range(NUM_SLOTS),
             executor=self.opener,
             registrations=KeptPieces(self.driver, Pinned()),
+            prober=ProbeReader(self.driver, kernel, places, num_bytes=sizes[0]),
         )
         self.io: GpuIo | None = None
         if arena is not None:
@@ -98,7 +103,7 @@ class GpuRank:
             groups=LayerGroups((2,) * SHAPE.num_layers, 2),
             order=StreamOrder(
                 copy_stream=self.copy_stream,
-                follow_stream=self.driver.create_stream(),
+                follow_stream=follow_stream,
                 current_stream=lambda: self.forward.cuda_stream,
                 consumers=lambda: (self.forward.cuda_stream,),
                 ready_events=self._ready,
@@ -109,6 +114,20 @@ class GpuRank:
             reads=ArenaReads(self.io, frame_bytes=BLOCK.frame_bytes) if self.io is not None else None,
         )
         torch.cuda.synchronize()
+
+    def _announce(self, rank_table: _native.RankTable, slot: int, addresses: list[int]) -> None:
+        probe = OwnProbe(self.driver, stream=self.copy_stream, num_bytes=SHAPE.extents[0])
+        torch.cuda.synchronize()
+        placed = [(address, NUM_PAGES * size) for address, size in zip(addresses, SHAPE.extents, strict=True)]
+        announced = (probe.nonce, probe.address, probe.num_bytes)
+        device_uuid = self.driver.device_uuid(self.driver.current_device())
+        description = describe(self.driver, device_uuid, placed, announced)
+        pool = _native.DevicePool(description.encode(), NUM_PAGES * SHAPE.block_bytes)
+        geometry = [
+            [((2 * layer + side) * NUM_PAGES * 32768, 32768) for side in (0, 1)] for layer in range(SHAPE.num_layers)
+        ]
+        self.frame_table = _native.FrameTable(rank_table, slot, NAMESPACE, pool, NUM_PAGES, geometry)
+        self.peers = _native.Peers(rank_table, slot, slot, NAMESPACE, geometry, pool)
 
     def _place_arena(self, places: PlaceTable, arena: _native.SharedBytes) -> None:
         address = self._pin(arena)
@@ -155,8 +174,10 @@ class GpuRank:
         return sum((words[page] != content(number, extent)).sum() for extent, words in enumerate(self.extents))
 
 
-def own(rank_table_path: str) -> None:
+def own(rank_table_path: str, gpu: str) -> None:
     """Evict and write pages for ever, whatever peers are reading; a line when there is something to fetch."""
+    torch.cuda.set_device(int(gpu))
+    torch.zeros(1, device="cuda")
     rank = GpuRank(_native.RankTable.open(rank_table_path), 0)
     chance, held = random.Random(1), {}
     free = list(range(NUM_PAGES))
@@ -180,4 +201,4 @@ def own(rank_table_path: str) -> None:
 
 
 if __name__ == "__main__":
-    own(sys.argv[1])
+    own(*sys.argv[1:])

@@ -29,12 +29,14 @@ from comparison import NOISY_DRAFTS, Comparison, compare, divergence, is_near, m
 from engine import (
     MIXED_WINDOWS,
     ONE_GPU,
+    SMALL_PIECES,
     STAND_IN,
     WITHOUT_DRAFT_ROWS,
     WITHOUT_INDEX_KEYS,
     Answer,
     Server,
     end_on_termination,
+    seeing,
 )
 
 PAGE_TOKENS = 16
@@ -93,6 +95,11 @@ WITHOUT_HANDLES = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 """Pools in memory that no other process can open: what ranks on GPUs without peer access do, on one GPU."""
 
 
+def environment_of(*, gpus: str, staged: bool) -> dict[str, str]:
+    """GPUs that do not read each other are staged by themselves."""
+    return seeing(gpus) if gpus else WITHOUT_HANDLES if staged else {}
+
+
 class Check:
     """Answers of every server, in the order of its runs."""
 
@@ -110,14 +117,13 @@ class Check:
         args, log = self._args, self._args.log / f"server-{name}.log"
         # A scheduler that has nothing to do keeps a core busy, which those beside it need to start.
         options = [*(["--sleep-on-idle"] if args.at_once else []), *further, *args.further]
-        plugins = [*([] if args.all_gpus else [ONE_GPU]), *([args.damaged] if args.damaged else [])]
-        environment = WITHOUT_HANDLES if args.staged else {}
+        plugins = [*([] if args.all_gpus or args.gpus else [ONE_GPU]), *([args.damaged] if args.damaged else [])]
         return Server(
             args.model_path,
             log=log,
             further=options,
-            plugins=plugins,
-            environment=environment,
+            plugins=[*plugins, *([SMALL_PIECES] if args.small_pieces else [])],
+            environment=environment_of(gpus=args.gpus, staged=args.staged),
         )
 
     def serve(self, name: str, *further: str) -> Server:
@@ -265,6 +271,8 @@ def main() -> int:
     parser.add_argument("--model-path", required=True)
     parser.add_argument("--cases", default="pools,store")
     parser.add_argument("--all-gpus", action="store_true", help="rank r on GPU r, not all on the first")
+    parser.add_argument("--gpus", default="", help="rank r on the r-th of these, as 2,5")
+    parser.add_argument("--small-pieces", action="store_true", help="pin the arena in small pieces")
     parser.add_argument(
         "--damaged",
         choices=(WITHOUT_INDEX_KEYS, WITHOUT_DRAFT_ROWS, MIXED_WINDOWS),

@@ -26,7 +26,8 @@ class Facts:
     commit: str
     gpu: str
     num_gpus: int
-    has_peer_access: bool
+    apart: tuple[tuple[int, int], ...] = ()
+    """Pairs of GPUs that do not read each other, the lesser number first."""
     modules: frozenset[str] = frozenset()
     tools: frozenset[str] = frozenset()
     missing_to_compile: tuple[str, ...] = ()
@@ -111,17 +112,26 @@ def four_gpus(facts: Facts) -> str | None:
     return None if facts.num_gpus > 3 else f"{facts.num_gpus} GPU(s), of four"
 
 
-def peer_access(facts: Facts) -> str | None:
-    return None if facts.has_peer_access else "the GPUs cannot read each other"
+def reading(*pairs: tuple[int, int]) -> Need:
+    """That the GPUs of each pair read each other; what others do says nothing."""
+    return lambda facts: next(
+        (f"GPUs {a} and {b} cannot read each other" for a, b in pairs if (a, b) in facts.apart), None
+    )
+
+
+peer_access = reading((0, 1))
+peer_access_by_shard = reading((0, 2), (1, 3))
+"""Of two ranks with two shards: a shard reads its like."""
 
 
 def no_peer_access(facts: Facts) -> str | None:
-    return None if facts.num_gpus > 1 and not facts.has_peer_access else "there are no GPUs that cannot read each other"
+    return None if facts.apart else "there are no GPUs that cannot read each other"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """``command`` without the interpreter; ``arguments`` fills in ``{out}`` and the names of ``MODELS``."""
+    """``command`` without the interpreter; ``arguments`` fills in ``{out}``, the names of ``MODELS``, and in place of
+    ``{apart}`` two GPUs that do not read each other."""
 
     name: str
     command: tuple[str, ...]
@@ -145,6 +155,7 @@ class Step:
             "window_model": facts.window_model_path,
             "state_model": facts.state_model_path,
             "mtp_model": facts.mtp_model_path,
+            "apart": ",".join(map(str, facts.apart[0])) if facts.apart else "",
         }
         return [part.format(out=out, **paths) for part in self.command]
 
@@ -211,8 +222,8 @@ def on_a_device(facts: Facts) -> str | None:
     return "the stand-in opens pools of SGLang's only" if facts.gpu == STAND_IN_NAME else None
 
 
-def _tests(name: str, file: str, *needs: Need) -> Step:
-    command = ("-m", "pytest", f"test/gpu/{file}", "-q", "-p", "no:cacheprovider")
+def _tests(name: str, file: str, *needs: Need, chosen: str = "") -> Step:
+    command = ("-m", "pytest", f"test/gpu/{file}", "-q", "-p", "no:cacheprovider", "-k", chosen)
     return Step(name, command, (module("pytest"), module("hypothesis"), *needs))
 
 
@@ -223,10 +234,11 @@ sixteen streams with sharing and without."""
 STEPS = (
     _tests("device", "test_driver.py"),
     _tests("copies", "test_kernel.py"),
-    _tests("exchange", "test_exchange.py", on_a_device),
+    _tests("exchange", "test_exchange.py", on_a_device, chosen="one_gpu"),
     _served("plain", ""),
     _loaded("concurrent", GRAPHS),
-    _tests("reads", "test_reads.py"),
+    _tests("exchange-two-gpus", "test_exchange.py", on_a_device, two_gpus, peer_access, chosen="two_gpus"),
+    _tests("reads", "test_reads.py", on_a_device),
     Step("streams", ("test/gpu/streams.py",), is_timed=True),
     Step("bench", ("test/gpu/bench_check.py",), is_timed=True),
     Step("figures", ("test/gpu/figures.py", "--log", "{out}/figures"), (server,), is_timed=True),
@@ -238,6 +250,8 @@ STEPS = (
     _loaded("concurrent-no-arena", f"--banyan-host-gb 0 {GRAPHS}"),
     _served("arena", "--banyan-host-gb 4"),
     _served("staged", "--banyan-host-gb 4", check="--staged"),
+    _served("arena-small-pieces", "--banyan-host-gb 4", check="--small-pieces"),
+    _served("staged-small-pieces", "--banyan-host-gb 4", check="--staged --small-pieces"),
     _served("chunked", "--chunked-prefill-size 512"),
     _served("chunked-graphs", f"--chunked-prefill-size 512 {GRAPHS}"),
     _served("fp8-kv", "--kv-cache-dtype fp8_e4m3"),
@@ -326,9 +340,9 @@ STEPS = (
         path="{mtp_model}",
         check="--all-gpus",
     ),
-    _served("four-gpus-tp", f"--tp 2 {GRAPHS}", four_gpus, peer_access, check="--all-gpus"),
-    _loaded("four-gpus-tp-concurrent", f"--tp 2 {GRAPHS}", four_gpus, peer_access, check="--all-gpus"),
-    _served("two-gpus-staged", "--banyan-host-gb 4", no_peer_access, check="--all-gpus"),
+    _served("four-gpus-tp", f"--tp 2 {GRAPHS}", four_gpus, peer_access_by_shard, check="--all-gpus"),
+    _loaded("four-gpus-tp-concurrent", f"--tp 2 {GRAPHS}", four_gpus, peer_access_by_shard, check="--all-gpus"),
+    _served("two-gpus-staged", "--banyan-host-gb 4", no_peer_access, check="--staged --gpus {apart}"),
     Step("memcheck", KERNEL_TESTS, (tool("compute-sanitizer"),), tool="memcheck"),
     Step("racecheck", KERNEL_TESTS, (tool("compute-sanitizer"),), tool="racecheck"),
 )

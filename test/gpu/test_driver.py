@@ -4,6 +4,7 @@
 import ctypes
 import mmap
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -98,6 +99,27 @@ def test_host_memory_when_registered_then_the_device_writes_it(driver):
     torch.cuda.synchronize()
     assert list(block[:8]) == list(range(8))
     driver.unregister_host(start)
+
+
+def test_thread_of_ours_when_a_graph_is_captured_then_it_pins_beside_it_and_the_graph_is_whole(driver):
+    block, context = mmap.mmap(-1, 1 << 20), driver.current_context()
+    start = ctypes.addressof(ctypes.c_char.from_buffer(block))
+    # Kernels are loaded when they run first: not within the graph.
+    words, graph = torch.zeros(8, dtype=torch.int64, device="cuda").add_(0), torch.cuda.CUDAGraph()
+
+    def pin():
+        driver.enter_context(context)
+        driver.register_host(start, 1 << 20)
+        return driver.free_bytes()
+
+    with ThreadPoolExecutor(1) as ours:
+        with torch.cuda.graph(graph):
+            words += 1
+            assert ours.submit(pin).result() > 0
+        driver.unregister_host(start)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert words.tolist() == [1] * 8
 
 
 def test_copy_stream_when_opened_then_it_runs_a_copy_and_says_how(driver):

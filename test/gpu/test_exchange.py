@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two processes on one GPU: pages fetched while their owner evicts, and an owner that is killed."""
+"""Two processes, on one GPU or on two: pages fetched while their owner evicts, and an owner that is killed."""
 
 import ctypes
 import os
@@ -23,15 +23,16 @@ NUM_FETCHES = 500
 HEARTBEAT_S = 1.0
 
 
-@pytest.fixture
-def node():
+@pytest.fixture(params=["0", "1"], ids=["one_gpu", "two_gpus"])
+def node(request):
+    """The owner is on the GPU that is named, the reader on the first."""
     rank_table = _native.RankTable.create(2)
     environment = {
         **os.environ,
         "PYTHONPATH": f"{ROOT}:{ROOT / 'python'}:{ROOT / 'lab'}:{os.environ.get('PYTHONPATH', '')}",
     }
     owner = subprocess.Popen(
-        [sys.executable, str(ROOT / "test/gpu/gpu_ranks.py"), rank_table.path],
+        [sys.executable, str(ROOT / "test/gpu/gpu_ranks.py"), rank_table.path, request.param],
         stdout=subprocess.PIPE,
         text=True,
         env=environment,

@@ -36,6 +36,7 @@ class Growth:
         back: gives frames ``[start, stop)`` memory. Raises what it likes. Called on the executor's thread.
         has_room: whether the machine can spare the bytes of that many frames. Called on the executor's thread.
         clock: nanoseconds.
+        is_resting: whether no step is to be taken just now, for the sake of others.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Growth:
         clock: Callable[[], int],
         ahead_frames: int,
         num_backed: int = 0,
+        is_resting: Callable[[], bool] = lambda: False,
     ) -> None:
         self._num_frames = num_frames
         self._step_frames = step_frames
@@ -57,6 +59,7 @@ class Growth:
         self._has_room = has_room
         self._executor = executor
         self._clock = clock
+        self._is_resting = is_resting
         self._taking: Future[int] | None = None
         self._rests_until_ns = clock()
         self._said = False
@@ -68,7 +71,8 @@ class Growth:
         """How many frames have come since the last call; asks for more while too few are unused."""
         num_new = self._collect()
         wanted = num_unused + num_new < self._ahead_frames and self.num_backed < self._num_frames
-        if wanted and self._taking is None and self._clock() >= self._rests_until_ns:
+        may_take = self._taking is None and self._clock() >= self._rests_until_ns
+        if wanted and may_take and not self._is_resting():
             start = self.num_backed
             stop = min(start + self._step_frames, self._num_frames)
             try:

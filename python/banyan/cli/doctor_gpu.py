@@ -99,7 +99,8 @@ def _stream_waits(driver: CudaDriver) -> Finding:
             while not (is_done := driver.is_event_done(event)) and time.monotonic() < deadline_s:
                 time.sleep(0.001)
         finally:
-            ctypes.memset(word, 0xFF, 64)
+            # The largest that is not below zero, as the device counts.
+            ctypes.memset(word, 0x7F, 64)
             driver.destroy_event(event)
             driver.destroy_stream(stream)
             driver.free_pinned(word)

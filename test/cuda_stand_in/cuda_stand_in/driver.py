@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +20,8 @@ NUM_SMS = 132
 SM_THREADS = 2048
 CONTEXT = 0xC0
 HANDLE_BYTES = 64
+UNSAFE = ("cuIpcOpen", "cuIpcClose", "cuMemAlloc", "cuMemFree", "cuMemGetInfo", "cuMemHost")
+"""What no thread may call while one captures a graph, unless it has said that it is no part of it."""
 
 
 class Driver:
@@ -30,16 +34,32 @@ class Driver:
         self._ok = bindings.CUresult.CUDA_SUCCESS
         self._pinned: dict[int, Any] = {}
         self._registered: dict[int, int] = {}
+        self._thread = threading.local()
+        self._is_capturing = self._is_broken = False
         self.current_device = 0
 
     def install(self) -> None:
         """From now on the bindings answer so."""
         for name in dir(self):
             if name.startswith("cu") and name[2].isupper():
-                setattr(self._cuda, name, self._answering(getattr(self, name)))
+                setattr(self._cuda, name, self._answering(name, getattr(self, name)))
 
-    def _answering(self, function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """A graph is captured, in the mode "global"."""
+        self._is_capturing, self._is_broken = True, False
+        try:
+            yield
+        finally:
+            self._is_capturing = False
+        if self._is_broken:
+            raise RuntimeError("CUDA_ERROR_STREAM_CAPTURE_INVALIDATED")
+
+    def _answering(self, name: str, function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
         def call(*arguments: Any) -> tuple[Any, ...]:
+            if self._is_capturing and name.startswith(UNSAFE) and not hasattr(self._thread, "is_relaxed"):
+                self._is_broken = True
+                return (self._cuda.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,)
             try:
                 result = function(*arguments)
             except (OSError, KeyError):
@@ -74,10 +94,18 @@ class Driver:
         return known.get(attribute.name.removeprefix("CU_DEVICE_ATTRIBUTE_"), 0)
 
     def cuCtxGetCurrent(self) -> int:
-        return CONTEXT
+        # The first thread computes: it has the context of torch.
+        is_first = threading.current_thread() is threading.main_thread()
+        return getattr(self._thread, "context", CONTEXT if is_first else 0)
 
     def cuCtxSetCurrent(self, context: int) -> None:
         assert context == CONTEXT
+        self._thread.context = context
+
+    def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:
+        assert mode == self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        self._thread.is_relaxed = True
+        return 0
 
     # ---- streams
 

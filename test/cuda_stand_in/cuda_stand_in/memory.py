@@ -94,8 +94,9 @@ class Memory:
         del self._held[address]
 
     def allocation_of(self, address: int) -> tuple[int, int] | None:
-        """Base and size of the allocation that an address lies in."""
-        for base, allocation in list(self._allocations.items()):
+        """Base and size of the allocation that an address lies in, be it one of another process."""
+        opened = {base: allocation for base, (allocation, _, _) in list(self._opened.items())}
+        for base, allocation in [*self._allocations.items(), *opened.items()]:
             if base <= address < base + len(allocation):
                 return base, len(allocation)
         return None

@@ -94,6 +94,8 @@ class Runtime:
             "is_bf16_supported": lambda *_args, **_named: True,
             "can_device_access_peer": lambda *_: True,
             "is_current_stream_capturing": lambda: False,
+            "CUDAGraph": _Graph,
+            "graph": lambda *_args, **_named: self._driver.capture(),
             "synchronize": lambda *_: self._device.synchronize_all(),
             "mem_get_info": lambda *_: (FREE_BYTES, TOTAL_BYTES),
             "memory_stats": lambda *_: {},
@@ -171,6 +173,17 @@ _NOTHING = (
 def _answering(value: int | None) -> Callable[..., int | None]:
     """A function of its own each time: torch's compiler wants each name to be another one."""
     return lambda *_args, **_named: value
+
+
+class _Graph:
+    """What is captured runs meanwhile, which stands for the first replay; there is no other."""
+
+    _has_run = False
+
+    def replay(self) -> None:
+        if self._has_run:
+            raise NotImplementedError("the stand-in for a GPU keeps no graphs")
+        self._has_run = True
 
 
 class _Nothing:

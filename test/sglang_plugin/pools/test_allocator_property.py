@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from test.conftest import examples
 from test.unit.cache_rig import make_cache
 from test.unit.directory.rig import NUM_FRAMES, Rank, frames, keys
-from test.unit.transport.fake_gpu import FakeDriver, FakeGpu
+from test.unit.transport.fake_gpu import FakeDriver, FakeGpu, torchs_uploads
 
 from banyan._native import RankTable
 from banyan.sglang_plugin.pools import allocator as module
@@ -149,7 +149,8 @@ class DeviceAllocatorMachine(AllocatorMachine):
         self.gpu = FakeGpu()
         lane = ReadbackLane(FakeDriver(self.gpu), stream=5, num_pages=NUM_FRAMES)
         order = ReadbackOrder()
-        self.pages.attach_lane(self.cache, lane, list, Reserve(0), order, order.take)
+        uploads = torchs_uploads(self.gpu, NUM_FRAMES)
+        self.pages.attach_lane(self.cache, lane, uploads, list, Reserve(0), order, order.take)
 
     def bring(self):
         # The fake checks every address, and these lie in torch's memory.

@@ -48,6 +48,7 @@ class Device(FakeDriver):
 
     num_streams = 10
     exportable = True
+    torchs_stream = SCHEDULE
 
     def __init__(self, gpu):
         super().__init__(gpu)
@@ -206,13 +207,20 @@ def gpu(monkeypatch):
     monkeypatch.setattr(module, "current_stream", lambda: SCHEDULE)
     gpu = FakeGpu()
     be_opened_by(monkeypatch, gpu.opener)
-    monkeypatch.setattr(module.torch.cuda, "synchronize", lambda: gpu.run())
+    be_waited_for(monkeypatch, gpu)
     return gpu
 
 
 def numbers_under_way(device):
     """Tensors whose numbers are on their way to the host."""
     return [sent.frames for sent in device.offloads._lane._sent]
+
+
+def be_waited_for(monkeypatch, gpu):
+    """While somebody waits for the device it runs."""
+    monkeypatch.setattr(module.torch.cuda, "synchronize", gpu.run)
+    waits = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: gpu.run())
+    monkeypatch.setattr(device_start, "time", waits)
 
 
 def be_opened_by(monkeypatch, opener):
@@ -459,6 +467,18 @@ def test_link_when_the_device_is_full_then_it_is_not_measured_and_the_start_goes
     driver = FakeDriver(gpu)
     driver.refuse["allocate"] = 0
     assert device_start.measure_link(driver, 1, 0, 1 << 20) == 0.0 and "was not measured" in caplog.text
+
+
+@pytest.mark.parametrize("sees_words", [True, False])
+def test_ring_when_a_stream_does_not_see_a_word_then_there_is_none_and_the_word_stays(
+    gpu, monkeypatch, caplog, sees_words
+):
+    monkeypatch.setattr(device_start, "WAIT_PATIENCE_S", 0.01)
+    driver = FakeDriver(gpu)
+    if not sees_words:
+        monkeypatch.setattr(device_start, "time", time)
+    assert (device_start.open_ring(driver, stream=FORWARD) is not None) is sees_words
+    assert ("did not see a word" in caplog.text) is not sees_words and "unregister_host" not in driver.names()
 
 
 def test_rank_when_the_driver_gives_no_handle_then_refused_or_staged_through_the_arena(gpu, monkeypatch, capsys):

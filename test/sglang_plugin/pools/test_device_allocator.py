@@ -8,8 +8,9 @@ import pytest
 import torch
 from test.unit.cache_rig import make_cache
 from test.unit.directory.rig import NUM_FRAMES, Rank, frames, keys
-from test.unit.transport.fake_gpu import FakeDriver, FakeGpu
+from test.unit.transport.fake_gpu import FakeDriver, FakeGpu, torchs_uploads
 
+from banyan import faults
 from banyan._native import RankTable
 from banyan.sglang_plugin.pools import allocator, quarantine
 from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
@@ -36,7 +37,8 @@ class Node:
         lane = ReadbackLane(driver, stream=LANE, num_pages=NUM_FRAMES)
         self.events = []
         order = ReadbackOrder()
-        self.pages.attach_lane(self.cache, lane, lambda: self.events, reserve, order, order.take)
+        uploads = torchs_uploads(self.gpu, NUM_FRAMES)
+        self.pages.attach_lane(self.cache, lane, uploads, lambda: self.events, reserve, order, order.take)
         self.driver = driver
 
     def arrive(self):
@@ -92,6 +94,36 @@ def test_free_when_not_come_yet_then_peers_still_find_the_page(node):
     assert node.ranks[1].peers.lookup(keys(1)).num_pages == 1
     node.come()
     assert node.ranks[1].peers.lookup(keys(1)).num_pages == 0
+
+
+def test_free_when_the_driver_refuses_then_sglang_goes_on_and_the_pages_are_held_until_they_can_be_sent(
+    node, monkeypatch
+):
+    stopped = []
+    monkeypatch.setattr(faults, "_stop", lambda: stopped.append(True))
+    slots = node.pages.alloc(3 * PAGE_TOKENS)
+    node.cache.publish(frames(*page_ids(slots)), keys(1, 2, 3))
+    node.driver.refuse["copy_async"] = 0
+    node.pages.free(slots[: 2 * PAGE_TOKENS])
+    node.pages.free(slots[2 * PAGE_TOKENS :])
+    for _ in range(10 * NUM_FRAMES):
+        node.pages.poll()
+    assert stopped == [True] and node.pages.available_size() == ALL_SLOTS
+    assert sorted(node.pages.get_all_free_pages().tolist()) == list(range(1, NUM_FRAMES))
+    assert not set(page_ids(slots)) & set(node.pages.free_pages.tolist())
+    node.driver.refuse.clear()
+    node.pages.poll()
+    node.come()
+    assert set(page_ids(slots)) < set(node.pages.free_pages.tolist())
+    assert node.ranks[1].peers.lookup(keys(1, 2, 3)).num_pages == 0 and node.pages.available_size() == ALL_SLOTS
+
+
+def test_clear_when_pages_could_not_be_sent_then_every_page_is_free_once(node):
+    node.driver.refuse["copy_async"] = 0
+    node.pages.free(node.pages.alloc(5 * PAGE_TOKENS))
+    node.cache.reset()
+    node.pages.clear()
+    assert sorted(node.pages.get_all_free_pages().tolist()) == list(range(1, NUM_FRAMES))
 
 
 def test_alloc_when_the_pool_is_short_then_it_waits_for_the_numbers(node, monkeypatch):

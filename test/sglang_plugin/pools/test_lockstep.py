@@ -11,6 +11,7 @@ import pytest
 import torch
 from test.unit.cache_rig import make_cache
 from test.unit.directory.rig import keys
+from test.unit.transport.fake_gpu import torchs_uploads
 from test.unit.transport.gpu_node import NUM_PAGES, make_node
 
 from banyan.sglang_plugin.pools import device_allocator, quarantine
@@ -44,7 +45,8 @@ class Ranks:
         )
         order = ReadbackOrder()
         lane = ReadbackLane(self.owner.driver, stream=LANE, num_pages=NUM_PAGES)
-        self.pages.attach_lane(cache, lane, lambda: [], Reserve(0), order, order.take)
+        uploads = torchs_uploads(self.gpu, NUM_PAGES)
+        self.pages.attach_lane(cache, lane, uploads, lambda: [], Reserve(0), order, order.take)
         self.slots = self.pages.alloc(USABLE * PAGE_TOKENS)
         self.tree = SimpleNamespace(supports_prefix_sharing=lambda: False)
         self.owner.publish([3], keys(1))

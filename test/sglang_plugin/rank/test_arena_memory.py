@@ -192,6 +192,8 @@ def test_allocate_whole_when_there_is_room_then_all_of_it_has_memory():
 class Pins:
     """A device that knows a memory from its front on; ``most_bytes`` are all that it takes."""
 
+    is_resting = False
+
     def __init__(self, num_bytes, most_bytes):
         self.num_pinned_bytes, self.most_bytes = num_bytes, most_bytes
 
@@ -216,6 +218,17 @@ def test_pinned_when_the_server_starts_then_frames_of_the_first_piece_serve_and_
     arena = arena_memory.pinned(arena, pins, ahead_steps=2)
     assert arena.num_backed == 16
     assert grown(arena) == arena.num_frames == 40 and pins.num_pinned_bytes == 40 * FRAME
+    arena.growth.close()
+
+
+def test_pinned_when_the_rank_rests_then_no_piece_follows_until_it_does_no_more(monkeypatch):
+    monkeypatch.setattr(arena_memory, "PIECE_BYTES", 16 * FRAME)
+    arena = arena_memory.allocate_sized(size_of(40 * FRAME), BLOCK, arena_memory.whole)
+    pins = Pins(16 * FRAME, most_bytes=40 * FRAME)
+    arena, pins.is_resting = arena_memory.pinned(arena, pins, ahead_steps=2), True
+    assert grown(arena) == 16
+    pins.is_resting = False
+    assert grown(arena) == 40
     arena.growth.close()
 
 

@@ -14,6 +14,7 @@ from test.sglang_plugin.pools.test_device_access import (
     Kernel,
     Rank,
     be_opened_by,
+    be_waited_for,
     numbers_under_way,
 )
 from test.sglang_plugin.rank import test_linker as rig
@@ -100,7 +101,7 @@ def make_node(monkeypatch, config, num_ranks=2, draft_sizes=()):
     monkeypatch.setattr(device_access, "KvTrans", Kernel)
     monkeypatch.setattr(device_access, "current_stream", lambda: SCHEDULE)
     monkeypatch.setattr(device_access, "markable_stream", lambda: SCHEDULE)
-    monkeypatch.setattr(device_access.torch.cuda, "synchronize", gpu.run)
+    be_waited_for(monkeypatch, gpu)
     be_opened_by(monkeypatch, gpu.opener)
     ranks = [GpuRank(monkeypatch, gpu, rank_table, rank, draft_sizes) for rank in range(num_ranks)]
     for rank in ranks:

@@ -35,6 +35,7 @@ class Machine:
         self.now_ns = 0
         self.backed = []
         self.error = None
+        self.rests = False
 
     def back(self, start, stop):
         if self.error is not None:
@@ -53,6 +54,7 @@ def rig():
         has_room=lambda num_frames: machine.room,
         executor=later,
         clock=lambda: machine.now_ns,
+        is_resting=lambda: machine.rests,
     )
     return growth, machine, later
 
@@ -68,6 +70,16 @@ def test_poll_when_frames_run_out_then_a_step_is_taken_and_nobody_waits(rig):
 def test_poll_when_enough_is_unused_then_nothing_is_taken(rig):
     growth, _, later = rig
     assert growth.poll(20) == 0 and later.steps == []
+
+
+def test_poll_when_steps_rest_for_others_then_none_is_taken_and_nobody_is_told_of_a_refusal(rig):
+    growth, machine, later = rig
+    machine.rests = True
+    assert growth.poll(0) == 0 and later.steps == [] and growth.num_refused == 0
+    machine.rests = False
+    growth.poll(0)
+    later.work()
+    assert growth.poll(0) == 10
 
 
 def test_poll_when_the_part_is_full_then_no_more(rig):

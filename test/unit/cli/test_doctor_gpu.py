@@ -111,6 +111,15 @@ def test_streams_when_they_wait_for_a_word_that_is_there_then_they_go_on_or_it_i
     assert rows(driver)["stream waits"].is_ok is waits_end
 
 
+def test_streams_when_the_row_is_written_then_none_waits_for_its_word_any_more(monkeypatch):
+    monkeypatch.setattr(doctor_gpu, "PATIENCE_S", 0.01)
+    driver = Machine()
+    driver.waits_end = False
+    # Memory is let go once the device has nothing to do.
+    monkeypatch.setattr(driver, "free_pinned", lambda word: driver.gpu.run())
+    rows(driver)
+
+
 def test_gpus_when_they_are_near_two_nodes_then_the_rows_say_which_and_how_to_bind(tmp_path):
     for device in range(4):
         folder = tmp_path / f"bus/pci/devices/0000:0{device}:00.0"

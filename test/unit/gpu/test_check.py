@@ -69,7 +69,7 @@ def test_check_when_a_step_fails_then_the_others_go_on_and_the_next_run_does_it_
 
 
 def test_check_when_there_is_no_gpu_then_every_step_says_so_and_nothing_counts_as_proved(check, monkeypatch, capsys):
-    facts = check.Facts("abc", "no GPU", 0, False, no_gpu="no CUDA GPU on this machine")
+    facts = check.Facts("abc", "no GPU", 0, no_gpu="no CUDA GPU on this machine")
     monkeypatch.setattr(check, "find_facts", lambda: facts)
     ran = ending(check, monkeypatch, {})
     assert check.main([]) == 1 and ran == []

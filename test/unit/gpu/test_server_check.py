@@ -72,6 +72,16 @@ def test_verdict_when_something_does_not_hold_then_the_last_line_names_it(server
     assert server_check.verdict_line({"a_b": False, "c": True}) == "not so: a b"
 
 
+@pytest.mark.parametrize(("visible", "expected"), [("", "2,5"), ("7,6,5,4,3,GPU-one", "5,GPU-one")])
+def test_server_when_two_gpus_are_named_then_it_sees_these_alone_and_its_pools_have_handles(
+    server_check, monkeypatch, visible, expected
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert server_check.environment_of(gpus="2,5", staged=True) == {"CUDA_VISIBLE_DEVICES": expected}
+    assert server_check.environment_of(gpus="", staged=True) == server_check.WITHOUT_HANDLES
+    assert server_check.environment_of(gpus="", staged=False) == {}
+
+
 def test_server_when_its_model_is_tiny_then_pages_are_moved_all_the_same():
     assert SERVER[SERVER.index("--banyan-plan") + 1] == "move", "the planner would find computing cheaper"
 

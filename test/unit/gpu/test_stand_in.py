@@ -97,6 +97,7 @@ from cuda_stand_in.memory import Memory
 memory, handle = Memory(), bytes.fromhex("{memory.handle(base).hex()}")
 base = memory.open(handle)
 assert memory.open(handle) == base, "the driver counts"
+assert memory.allocation_of(base + 1) == (base, {num_bytes})
 memory.close(base)
 print(ctypes.string_at(base + {address - base}, 5).decode())
 ctypes.memmove(base + {address - base}, b"given", 5)

@@ -25,7 +25,6 @@ MACHINE = Facts(
     commit="abc",
     gpu="H200",
     num_gpus=4,
-    has_peer_access=True,
     sm=90,
     modules=EVERYTHING,
     tools=frozenset({"compute-sanitizer"}),
@@ -73,7 +72,9 @@ def test_steps_when_the_machine_has_everything_then_all_but_the_impossible_pair_
         ({"missing_to_compile": ("openssl/sha.h",)}, "server-graphs", "openssl/sha.h"),
         ({"tools": frozenset()}, "memcheck", "compute-sanitizer"),
         ({"num_gpus": 1}, "server-two-gpus", "one GPU"),
-        ({"has_peer_access": False}, "server-two-gpus", "cannot read each other"),
+        ({"apart": ((0, 1),)}, "server-two-gpus", "GPUs 0 and 1 cannot read each other"),
+        ({"apart": ((1, 3),)}, "server-four-gpus-tp", "GPUs 1 and 3 cannot read each other"),
+        ({"num_gpus": 1}, "exchange-two-gpus", "one GPU"),
         ({"num_gpus": 1}, "server-two-gpus-attn-dp-full-pool", "one GPU"),
         ({"num_gpus": 2}, "server-four-gpus-tp", "2 GPU(s), of four"),
         ({"mla_model_path": ""}, "server-two-gpus-attn-dp-mla", "MLA_MODEL_PATH"),
@@ -83,6 +84,14 @@ def test_step_when_the_machine_lacks_something_then_it_is_named_before_a_minute_
     ledger = Ledger()
     assert name not in names(ledger.to_do(replace(MACHINE, **change), []))
     assert ledger.outcomes[name].outcome == NOT_POSSIBLE and reason in ledger.outcomes[name].detail
+
+
+def test_steps_when_two_other_gpus_are_apart_then_they_are_staged_and_the_first_two_read_each_other():
+    facts = replace(MACHINE, apart=((1, 2), (1, 3)))
+    to_do = {step.name: step.arguments(facts, "/out") for step in Ledger().to_do(facts, [])}
+    assert "server-two-gpus" in to_do and "server-four-gpus-tp" not in to_do
+    staged = to_do["server-two-gpus-staged"]
+    assert "--staged" in staged and staged[staged.index("--gpus") + 1] == "1,2"
 
 
 def test_steps_when_run_again_then_what_was_proved_is_left_out_and_what_failed_is_not():
@@ -173,6 +182,7 @@ def test_matrix_when_read_then_each_backend_has_its_rows(model, backend, graphs)
         "--cases store",
         "--banyan-host-gb 4",
         "--staged",
+        "--staged --small-pieces",
         "--all-gpus",
     ],
 )

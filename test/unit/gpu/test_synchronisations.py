@@ -20,6 +20,15 @@ def test_count_when_ranks_have_waited_then_their_calls_are_added_by_name(tmp_pat
     assert count(tmp_path) == {"cudaStreamSynchronize": 2, "cuStreamSynchronize": 1}
 
 
+def test_count_when_the_scheduler_was_long_in_a_call_of_memory_then_that_counts_and_another_threads_does_not(tmp_path):
+    calls = [("cudaLaunchKernel", 1, 5), ("cudaLaunchKernel", 1, 5), ("cudaHostAlloc", 1, 1500)]
+    calls += [("cudaFree", 1, 900), ("cudaMemcpyAsync", 1, 4000), ("cuMemHostRegister", 2, 60000)]
+    events = [{"cat": "cuda_runtime", "name": name, "tid": tid, "dur": dur} for name, tid, dur in calls]
+    with gzip.open(tmp_path / "0.trace.json.gz", "wt") as file:
+        json.dump({"traceEvents": events}, file)
+    assert count(tmp_path) == {"cudaHostAlloc": 1}
+
+
 def test_count_when_no_trace_shows_the_driver_then_it_proves_nothing(tmp_path):
     write(tmp_path, "0", ("cpu_op", "aten::mm"))
     with pytest.raises(ValueError, match="no trace"):

@@ -22,8 +22,11 @@ from banyan.transport.cuda_ipc.copies import PageLists
 from banyan.transport.cuda_ipc.driver import DriverError
 from banyan.transport.cuda_ipc.opening import GivenUpError
 from banyan.transport.cuda_ipc.places import PlaceTable
+from banyan.transport.cuda_ipc.uploads import NumberUploads
 
 WORD_BYTES = 8
+ALIGNMENT_BYTES = 256
+"""Of what CUDA allocates."""
 
 
 @dataclass
@@ -97,9 +100,9 @@ class FakeGpu:
     # ---- memory
 
     def allocate(self, num_bytes: int) -> int:
-        block = ctypes.create_string_buffer(num_bytes)
-        address = ctypes.addressof(block)
-        self.memory[address] = block
+        room = ctypes.create_string_buffer(num_bytes + ALIGNMENT_BYTES)
+        address = -(-ctypes.addressof(room) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self.memory[address] = (ctypes.c_char * num_bytes).from_buffer(room, address - ctypes.addressof(room))
         return address
 
     def buffer(self, words) -> Buffer:
@@ -143,6 +146,9 @@ class FakeGpu:
 
 class FakeDriver:
     """What one process sees of the device. ``calls`` are the names and arguments of its calls, in order."""
+
+    torchs_stream = 0
+    """Torch computes on the host here, at once, in memory of its own: what is copied in this order is there at once."""
 
     def __init__(self, gpu: FakeGpu) -> None:
         self.gpu = gpu
@@ -208,6 +214,9 @@ class FakeDriver:
 
     def copy_async(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         self._called("copy_async", target, source, num_bytes, stream)
+        if stream == self.torchs_stream:
+            ctypes.memmove(target, source, num_bytes)
+            return
 
         def run() -> None:
             self.gpu.check(source, num_bytes)
@@ -317,7 +326,7 @@ class FakeDriver:
     # ---- Contexts
 
     def current_context(self) -> int:
-        return id(self.gpu)
+        return id(self.gpu) if self._thread() in self.entered else 0
 
     def enter_context(self, context: int) -> None:
         assert context == id(self.gpu)
@@ -325,6 +334,13 @@ class FakeDriver:
 
     def _thread(self) -> tuple[int, bool]:
         return get_ident(), self.gpu.opener.is_running
+
+
+def torchs_uploads(gpu: FakeGpu, num_pages: int) -> NumberUploads:
+    """Of numbers that torch reads."""
+    driver = FakeDriver(gpu)
+    driver.torchs_stream = 1 << 20
+    return NumberUploads(driver, current_stream=lambda: driver.torchs_stream, num_pages=num_pages)
 
 
 def protection(address: int) -> str:

@@ -4,6 +4,8 @@
 import ast
 import ctypes
 import inspect
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
 from types import SimpleNamespace
 
@@ -99,6 +101,32 @@ def test_handle_when_exported_and_opened_then_its_64_bytes_cross_unchanged():
     assert opened == [handle]
     with pytest.raises(DriverError, match="a handle of 3 bytes"):
         driver.open_handle(b"abc")
+
+
+def test_thread_when_it_enters_the_context_then_it_may_call_beside_captures_and_one_that_has_it_stays_as_it_is():
+    seen, current = [], threading.local()
+
+    def enter(context):
+        current.context = context
+        return (Result.CUDA_SUCCESS,)
+
+    def exchange(mode):
+        seen.append((threading.current_thread() is threading.main_thread(), mode))
+        return Result.CUDA_SUCCESS, 0
+
+    found = bindings(
+        cuCtxGetCurrent=lambda: (Result.CUDA_SUCCESS, getattr(current, "context", 0)),
+        cuCtxSetCurrent=enter,
+        cuThreadExchangeStreamCaptureMode=exchange,
+    )
+    found.CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED="relaxed")
+    driver, current.context = CudaDriver(found), 7
+    driver.enter_context(7)
+    with ThreadPoolExecutor(1) as ours:
+        for _ in range(2):
+            ours.submit(driver.enter_context, 7).result()
+        assert ours.submit(driver.current_context).result() == 7
+    assert seen == [(False, "relaxed")]
 
 
 @pytest.mark.parametrize(("supported", "flags"), [(0, 0x03), (1, 0x0B)])

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test.unit.transport.fake_gpu import FakeDriver, FakeGpu
 
+from banyan.transport.cuda_ipc.driver import DriverError
 from banyan.transport.cuda_ipc.readback import ReadbackLane
 from banyan.transport.cuda_ipc.ring_space import RingSpace
 
@@ -65,13 +66,34 @@ def test_lane_when_a_page_is_sent_twice_then_valueerror(rig):
             lane.send("again", gpu.buffer([1, 2, 3]), behind=[])
 
 
-@given(st.integers(1, 12), st.lists(st.tuples(st.integers(1, 12), st.booleans()), max_size=60))
+def test_lane_when_the_driver_refuses_then_the_room_is_there_for_the_next_try(rig):
+    gpu, driver, lane = rig
+    lane.send("first", gpu.buffer([1]), behind=[])
+    driver.refuse["copy_async"] = 0
+    for _ in range(10):
+        with pytest.raises(DriverError):
+            lane.send("refused", gpu.buffer([2, 3, 4]), behind=[])
+    driver.refuse.clear()
+    lane.send("next", gpu.buffer([5, 6, 7, 8]), behind=[])
+    gpu.run()
+    assert [(tag, numbers(data)) for tag, data in (lane.take(), lane.take())] == [
+        ("first", [1]),
+        ("next", [5, 6, 7, 8]),
+    ]
+    assert lane.take() is None and lane.num_pages == 0
+
+
+ENDS = {"give_back": 0, "take_back": -1}
+"""Which of the stretches that are taken goes."""
+
+
+@given(st.integers(1, 12), st.lists(st.tuples(st.integers(1, 12), st.sampled_from(("take", *ENDS))), max_size=60))
 def test_ring_when_half_is_free_then_a_stretch_of_that_size_is_found_and_none_overlap(capacity, steps):
     space, taken = RingSpace(capacity), []
-    for size, gives_back in steps:
-        if gives_back and taken:
-            space.give_back()
-            taken.pop(0)
+    for size, step in steps:
+        if step in ENDS and taken:
+            getattr(space, step)()
+            taken.pop(ENDS[step])
         elif space.num_taken + size <= capacity:
             offset = space.take(size)
             assert offset >= 0 and offset + size <= space.size

@@ -50,6 +50,7 @@ from banyan.transport.cuda_ipc.peers import CudaPeers, StreamOrder
 from banyan.transport.cuda_ipc.places import ARENA_ROW, OWN_ROW, WORD_BYTES, PlaceTable
 from banyan.transport.cuda_ipc.probe import NUM_PROBE_ROWS, OwnProbe, ProbeReader
 from banyan.transport.cuda_ipc.readback import ReadbackLane
+from banyan.transport.cuda_ipc.uploads import NumberUploads
 from banyan.transport.kv_trans.launch import KvTrans, TileShape, on_torch_stream
 
 logger = logging.getLogger("banyan")
@@ -183,17 +184,18 @@ class DeviceAccess(PoolAccess):
 
     def guard(self, allocator: QuarantiningAllocator, pages: OwnPages) -> None:
         assert isinstance(allocator, NumbersOnDevice)
-        device = self._rank_device
+        device, num_pages = self._rank_device, self._geometry.num_pages
         lane: ReadbackLane[torch.Tensor] = ReadbackLane(
-            self._driver, stream=device.readback_stream, num_pages=self._geometry.num_pages
+            self._driver, stream=device.readback_stream, num_pages=num_pages
         )
+        uploads = NumberUploads(self._driver, current_stream=current_stream, num_pages=num_pages)
         freed = self._driver.create_event()
 
         def freed_events() -> list[int]:
             self._driver.record_event(freed, current_stream())
             return [freed]
 
-        allocator.attach_lane(pages, lane, freed_events, self._reserve, device.order, device.settle)
+        allocator.attach_lane(pages, lane, uploads, freed_events, self._reserve, device.order, device.settle)
         self._allocator = allocator
 
     def frames(self, slots: torch.Tensor) -> Any:

@@ -40,8 +40,7 @@ class DeviceAllocator(NumbersOnDevice, QuarantiningAllocator):
         return super()._are_free(num_tokens)
 
     def get_all_free_pages(self) -> torch.Tensor:
-        on_their_way = [] if self._lane is None else self._lane.tags()
-        return torch.cat((super().get_all_free_pages(), *on_their_way))
+        return torch.cat((super().get_all_free_pages(), *self._on_their_way()))
 
     def clear(self) -> None:
         self._forget_lane()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 
@@ -27,6 +28,12 @@ NUM_SLOTS = 16
 
 
 LEASE_WORD_BYTES = 64
+
+WAIT_PATIENCE_S = 2.0
+"""For a stream to come past a word that is there."""
+
+_stuck: list[_native.SharedBytes] = []
+"""Words that a stream may be looking at for as long as this process lives."""
 
 NO_STREAM_WAITS = "banyan: pages of the store are leased when all their layers have landed: %s"
 
@@ -148,12 +155,27 @@ def open_ring(driver: CudaDriver, *, stream: int) -> GpuIo | None:
     try:
         # The words count from zero: this wait is over at once.
         driver.wait_flag(stream, address, 0)
+        has_passed = _passes(driver, stream)
     except DriverError as error:
         # Memory that ends while it is pinned makes the driver refuse whatever is mapped there next.
         driver.unregister_host(_start_of(words))
         logger.warning(NO_STREAM_WAITS, error)
         return None
+    if not has_passed:
+        _stuck.append(words)
+        logger.warning(NO_STREAM_WAITS, f"a stream did not see a word within {WAIT_PATIENCE_S:g} s")
+        return None
     return GpuIo(driver, _native.FlagRing(words, NUM_SLOTS), address)
+
+
+def _passes(driver: CudaDriver, stream: int) -> bool:
+    """Whether ``stream`` does all that it was given, soon. Waits for it: at the start only."""
+    event, deadline_s = driver.create_event(), time.monotonic() + WAIT_PATIENCE_S
+    driver.record_event(event, stream)
+    while not (is_done := driver.is_event_done(event)) and time.monotonic() < deadline_s:
+        time.sleep(0.001)
+    driver.destroy_event(event)
+    return is_done
 
 
 def open_ends(driver: CudaDriver) -> LeaseWord:

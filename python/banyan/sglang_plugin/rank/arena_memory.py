@@ -42,6 +42,8 @@ NUM_VERIFIERS = 4
 
 AHEAD_STEPS = 2
 """An arena that grows with use has so much of it unused."""
+PINNED_AHEAD_STEPS = 32
+"""The same of one that a device knows, 2 GiB: its steps rest between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +118,10 @@ def growing(size: AutoSize, block: BlockGeometry) -> Arena:
     def back(start: int, stop: int) -> None:
         arena.memory.back(start * frame_bytes, (stop - start) * frame_bytes)
 
-    return replace(
-        arena, growth=_growth(arena, step_bytes=STEP_BYTES, ahead_steps=AHEAD_STEPS, back=back, num_backed=0)
+    growth = _growth(
+        arena, step_bytes=STEP_BYTES, ahead_steps=AHEAD_STEPS, back=back, num_backed=0, is_resting=lambda: False
     )
+    return replace(arena, growth=growth)
 
 
 def pinned(arena: Arena, pins: Pins, *, ahead_steps: int) -> Arena:
@@ -132,12 +135,19 @@ def pinned(arena: Arena, pins: Pins, *, ahead_steps: int) -> Arena:
         ahead_steps=ahead_steps,
         back=lambda _start, stop: pins.pin_to(stop * frame_bytes),
         num_backed=pins.num_pinned_bytes // frame_bytes,
+        is_resting=lambda: pins.is_resting,
     )
     return replace(arena, growth=growth)
 
 
 def _growth(
-    arena: Arena, *, step_bytes: int, ahead_steps: int, back: Callable[[int, int], None], num_backed: int
+    arena: Arena,
+    *,
+    step_bytes: int,
+    ahead_steps: int,
+    back: Callable[[int, int], None],
+    num_backed: int,
+    is_resting: Callable[[], bool],
 ) -> Growth:
     frame_bytes = arena.block.frame_bytes
     step_frames = max(1, step_bytes // frame_bytes)
@@ -157,6 +167,7 @@ def _growth(
         has_room=has_room,
         executor=ThreadPoolExecutor(1, thread_name_prefix="banyan-arena"),
         clock=time.monotonic_ns,
+        is_resting=is_resting,
     )
 
 

@@ -81,5 +81,5 @@ class ArenaPart:
         if arena is None or access.pins is None:
             return arena
         # A long prompt is read whole, if there are frames: they are not awaited one by one.
-        ahead = arena.num_frames if self.config.reads_into_arena else arena_memory.AHEAD_STEPS
+        ahead = arena.num_frames if self.config.reads_into_arena else arena_memory.PINNED_AHEAD_STEPS
         return arena_memory.pinned(arena, access.pins, ahead_steps=ahead)

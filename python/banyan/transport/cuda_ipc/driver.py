@@ -212,8 +212,13 @@ class CudaDriver:
         return int(self._call("cuCtxGetCurrent"))
 
     def enter_context(self, context: int) -> None:
-        """Make it the calling thread's current one."""
+        """Make it the calling thread's current one. A thread that had another is ours, and from then on may call while
+        SGLang's captures a graph: in the mode "global", torch's, a registration or an opening in another thread would
+        be refused and break the capture, though it has no part in it."""
+        if self.current_context() == context:
+            return
         self._call("cuCtxSetCurrent", context)
+        self._call("cuThreadExchangeStreamCaptureMode", self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
 
     # ---- questions ---------------------------------------------------------------------------------------------
 

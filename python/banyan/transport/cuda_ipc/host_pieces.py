@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory of the host that a device knows, piece by piece, and as late as it can be.
 
-Registering takes a tenth of a second for each GiB, under locks that the driver has once for the machine, and memory of
-the device for page tables: what nobody reads is not registered.
+Registering takes a tenth of a second to a second for each GiB, under locks that the driver has once for the machine,
+and memory of the device for page tables: what nobody reads is not registered.
 
 Invariants
   1. No single call registers more than ``PIECE_BYTES``: others wait for its end, and some kernels and drivers refuse
-     more.
+     more. A rank that serves rests between two of them (``Pinned``).
   2. All pieces of one memory have one address on the device: that of the first, which is registered first.
   3. A piece is registered once, and let go before its memory is unmapped.
 
@@ -30,7 +30,15 @@ from banyan.transport.cuda_ipc.driver import CudaDriver, DriverError
 
 logger = logging.getLogger("banyan")
 
-PIECE_BYTES = 1 << 30
+PIECE_BYTES = 64 << 20
+"""Held up by one are others for some 60 ms at most. An arena of 59 GiB has 944: they are looked up, never walked, but
+where one more is pinned."""
+
+SAID_PIECES = 16
+"""A line of the log for so many."""
+
+RESTS = 4
+"""So many times as long as a piece took, the driver's locks are left to others."""
 
 KEEP_S = 60.0
 """How long a peer's memory stays registered after the last use: it is announced again when the weights have changed."""
@@ -58,6 +66,20 @@ class Pinned:
     num_bytes: int = 0
     took_s: float = 0.0
     device_bytes: int = 0
+    rests_until_s: float = 0.0
+
+    def add(self, num_bytes: int, took_s: float, device_bytes: int) -> None:
+        """A piece was registered just now."""
+        self.num_bytes += num_bytes
+        self.took_s += took_s
+        # Others allocate meanwhile: what they gave back is not ours.
+        self.device_bytes += max(0, device_bytes)
+        self.rests_until_s = max(self.rests_until_s, time.monotonic() + RESTS * took_s)
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether no thread of this rank may register another piece yet."""
+        return time.monotonic() < self.rests_until_s
 
 
 class HostPieces:
@@ -94,12 +116,20 @@ class HostPieces:
         return min(num_whole * PIECE_BYTES, self.num_bytes)
 
     @property
+    def is_resting(self) -> bool:
+        """Whether the next piece is to wait, be it of another memory of the rank."""
+        return self._total.is_resting
+
+    @property
     def is_whole(self) -> bool:
         return len(self._pieces) * PIECE_BYTES >= self.num_bytes
 
-    def missing(self, places: NDArray[np.int64]) -> set[int]:
-        """The pieces that these bytes lie in and that are not pinned. Thousands are asked for at once."""
-        return set(np.unique(places // PIECE_BYTES).tolist()).difference(self._pieces)
+    def missing(self, firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> set[int]:
+        """The pieces that lie from each first byte to its last one and are not pinned. Thousands are asked for at once,
+        and what a frame of states has between may be longer than a piece."""
+        first, last = firsts // PIECE_BYTES, lasts // PIECE_BYTES
+        spanned = np.add.outer(np.arange((last - first).max() + 1), first)
+        return set(np.unique(np.minimum(spanned, last)).tolist()).difference(self._pieces)
 
     def pin_to(self, num_bytes: int) -> None:
         """Pin what lies before, all of each piece. Raises as ``pin``."""
@@ -125,20 +155,22 @@ class HostPieces:
             raise ValueError("its pieces are not adjacent on the device")
         self.device_address = seen_at
         self._pieces |= {piece}
-        self._count(num_bytes, time.monotonic() - began_s, free_bytes - self._driver.free_bytes())
+        took_s = time.monotonic() - began_s
+        self._total.add(num_bytes, took_s, free_bytes - self._driver.free_bytes())
+        if len(self._pieces) % SAID_PIECES == 1 or self.is_whole:
+            self._say(num_bytes, took_s)
 
-    def _count(self, num_bytes: int, took_s: float, device_bytes: int) -> None:
+    def _say(self, num_bytes: int, took_s: float) -> None:
         total = self._total
-        total.num_bytes += num_bytes
-        total.took_s += took_s
-        # Others allocate meanwhile: what they gave back is not ours.
-        total.device_bytes += max(0, device_bytes)
         logger.info(
-            "banyan: pinned %.2f GiB of %s in %.3f s; %.2f GiB in all, which took %d MiB of the device's memory",
-            num_bytes / 2**30,
+            "banyan: pinned piece %d of %s, %d MiB in %.3f s; %.2f GiB in all in %.1f s, which took %d MiB of the "
+            "device's memory",
+            len(self._pieces),
             self._name,
+            num_bytes >> 20,
             took_s,
             total.num_bytes / 2**30,
+            total.took_s,
             total.device_bytes >> 20,
         )
 
@@ -201,6 +233,11 @@ class KeptPieces:
         if address != first:
             look_at_room(self._driver)
         return self._driver.register_host_reading(address, num_bytes)
+
+    @property
+    def is_resting(self) -> bool:
+        """As ``HostPieces.is_resting``."""
+        return self._pinned.is_resting
 
     def give_back(self, identity: Identity) -> None:
         """One user less."""

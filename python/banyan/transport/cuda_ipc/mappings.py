@@ -11,8 +11,8 @@ Invariants
      be opened, its slot is not ``reachable`` and nothing is looked for there. The caller never waits for an opening,
      nor for a closing.
   6. Of a peer's memory of the host the device knows what was wanted before. A page in a piece that it does not know is
-     not had this time: the piece is registered on the executor's thread, for the next one. A piece that is refused is
-     never had.
+     not had this time: the piece is registered on the executor's thread, for the next one, when those wanted before it
+     have been and the rank does not rest. After a refusal the peer's are not asked for again before ``RETRY_S``.
 
 States of a peer: unknown --attend--> opening (on the executor's thread) --poll--> placed --poll--> open --gone-->
 leaving --last release--> closed; opening --refused--> barred; placed --other bytes than announced--> barred; opening
@@ -25,7 +25,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from threading import Event
 
@@ -46,7 +46,7 @@ from banyan.transport.cuda_ipc.probe import ProbeReader
 logger = logging.getLogger("banyan")
 
 RETRY_S = 30.0
-"""Between two tries to have the device know a piece of a host's memory."""
+"""After a refusal, until the device is asked again to know pieces of that memory."""
 
 PATIENCE_S = 5.0
 """For the device to come past what placing a peer takes."""
@@ -68,9 +68,9 @@ class _Mapping:
     placed: int | None
     """An event behind the row's way to the device; None once it is there."""
     num_users: int = 0
-    is_leaving: bool = field(default=False)
-    asked_pieces: dict[int, float] = field(default_factory=dict)
-    """Of the host's memory, to be registered, registered or refused; since when."""
+    is_leaving: bool = False
+    asks_from_s: float = 0.0
+    """Of the host's memory: until then no piece is asked for, since one was refused."""
 
 
 class PeerMappings:
@@ -113,6 +113,9 @@ class PeerMappings:
         self._opening: dict[Peer, _Opening] = {}
         self._open: dict[Peer, _Mapping] = {}
         self._barred: set[Peer] = set()
+        self._wanted_pieces: dict[tuple[Peer, int], HostFrames] = {}
+        """Of the host's memory, to be registered or being registered, the first first."""
+        self._pinning: tuple[tuple[Peer, int], Future[None]] | None = None
         self._reachable: frozenset[int] = frozenset(own_rows)
         self.version = 0
         """Changes with ``reachable``."""
@@ -142,21 +145,36 @@ class PeerMappings:
     def _knows(self, peer: Peer, mapping: _Mapping, host: HostFrames, pages: Sequence[int]) -> bool:
         """Whether the device knows these pages; what it does not is registered for whoever asks next."""
         missing = host.missing(pages)
-        now_s = time.monotonic() if missing else 0.0
-        for piece in missing:
-            # The device may have had no room just then.
-            if now_s < mapping.asked_pieces.get(piece, -RETRY_S) + RETRY_S:
-                continue
-            mapping.asked_pieces[piece] = now_s
-            self._executor.submit(partial(self._pin, peer, host, piece))
+        # The device may have had no room just then.
+        if missing and time.monotonic() >= mapping.asks_from_s:
+            self._wanted_pieces.update({(peer, piece): host for piece in sorted(missing)})
+            self._pin_next()
         return not missing
 
-    def _pin(self, peer: Peer, host: HostFrames, piece: int) -> None:
-        """On the other thread."""
-        try:
-            host.pieces.pin(piece)
-        except (DriverError, ValueError) as error:
-            logger.warning("banyan: some pages in the memory of slot %d are not shared: %s", peer[0], error)
+    def _pin_next(self) -> None:
+        """Have the other thread register the next piece, where it registers none and the rank does not rest."""
+        if self._pinning is not None:
+            wanted, future = self._pinning
+            if not future.done():
+                return
+            self._pinning = None
+            self._wanted_pieces.pop(wanted, None)
+            if (error := future.exception()) is not None:
+                self._note_refusal(wanted[0], error)
+        while self._wanted_pieces and self._pinning is None and not self._registrations.is_resting:
+            wanted, host = next(iter(self._wanted_pieces.items()))
+            peer, piece = wanted
+            if peer in self._open and not self._open[peer].is_leaving:
+                self._pinning = wanted, self._executor.submit(partial(host.pieces.pin, piece))
+            else:
+                # What has been closed may be unmapped.
+                del self._wanted_pieces[wanted]
+
+    def _note_refusal(self, peer: Peer, error: BaseException) -> None:
+        logger.warning("banyan: some pages in the memory of slot %d are not shared: %s", peer[0], error)
+        self._wanted_pieces = {wanted: host for wanted, host in self._wanted_pieces.items() if wanted[0] != peer}
+        if peer in self._open:
+            self._open[peer].asks_from_s = time.monotonic() + RETRY_S
 
     def release(self, peer: Peer) -> None:
         if peer[0] not in self._own_rows:
@@ -185,6 +203,7 @@ class PeerMappings:
 
     def poll(self) -> None:
         """Go on with what the other thread and the device have done. Called on every scheduling step."""
+        self._pin_next()
         for peer, opening in list(self._opening.items()):
             # One probe at a time: the next peer is taken when it has been read.
             if opening.future.done() and not (self._prober is not None and self._prober.is_busy):
@@ -250,6 +269,9 @@ class PeerMappings:
         self._opening[peer] = _Opening(self._executor.submit(open_pool), given_up)
 
     def _open_on_gpu(self, description: PoolDescription, go_on: Callable[[], None]) -> Opened:
+        probe = description.probe
+        if self._prober is not None and probe is not None and probe.extent.num_bytes < self._prober.num_bytes:
+            raise ValueError(f"its probe has {probe.extent.num_bytes} bytes, of {self._prober.num_bytes}")
         try:
             return p2p_fix_rebuild_cuda_tensor(self._driver, description, self._page_bytes, go_on)
         except DriverError as error:

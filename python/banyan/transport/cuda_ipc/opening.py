@@ -43,7 +43,7 @@ class HostFrames:
         if self.pieces.is_whole:
             return set()
         starts = np.asarray(frames, dtype=np.int64) * self.stride
-        return self.pieces.missing(np.concatenate((starts + self.first, starts + self.last)))
+        return self.pieces.missing(starts + self.first, starts + self.last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,10 @@ class Opened:
     def check_alignment(self, num_bytes: int) -> None:
         """
         Raises:
-            ValueError: when pages lie between the words that the kernel moves.
+            ValueError: when pages, or the probe, lie between the words that the kernel moves.
         """
-        if any(number % num_bytes for number in (*self.bases, *self.strides)):
+        probe = () if self.probe is None else self.probe[1:]
+        if any(number % num_bytes for number in (*self.bases, *self.strides, *probe)):
             raise ValueError(f"its pages are not aligned to {num_bytes} bytes")
 
 
@@ -78,7 +79,7 @@ def p2p_fix_rebuild_cuda_tensor(
 
     Raises:
         DriverError: when the driver refuses.
-        ValueError: when the pool does not have these extents.
+        ValueError: when the pool does not have these extents, or its owner announces more than there is.
     """
     _check_extents(len(description.extents), page_bytes)
     bases: list[int] = []
@@ -91,7 +92,8 @@ def p2p_fix_rebuild_cuda_tensor(
         for segment in description.segments:
             go_on()
             bases.append(driver.open_handle(segment.handle))
-    except (DriverError, GivenUpError):
+            _check_size(driver, bases[-1], segment.num_bytes)
+    except (DriverError, GivenUpError, ValueError):
         close()
         raise
     pairs = zip(description.extents, page_bytes, strict=True)
@@ -102,6 +104,13 @@ def p2p_fix_rebuild_cuda_tensor(
         close=close,
         probe=None if description.probe is None else _placed_probe(description.probe, bases),
     )
+
+
+def _check_size(driver: CudaDriver, base: int, num_bytes: int) -> None:
+    """A kernel that reads beyond an allocation ends the context."""
+    start, held_bytes = driver.allocation_of(base)
+    if not start <= base <= base + num_bytes <= start + held_bytes:
+        raise ValueError(f"{num_bytes} bytes are announced at {base:#x}, {held_bytes} lie at {start:#x}")
 
 
 def _placed_probe(probe: Probe, bases: Sequence[int]) -> tuple[bytes, int]:

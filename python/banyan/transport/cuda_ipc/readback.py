@@ -69,7 +69,11 @@ class ReadbackLane(Generic[Tag]):
             self._driver.wait_event(self._stream, event)
         num_bytes = frames.numel() * WORD_BYTES
         offset = self._room.take(frames.numel())
-        self._driver.copy_async(self._pinned + offset * WORD_BYTES, frames.data_ptr(), num_bytes, self._stream)
+        try:
+            self._driver.copy_async(self._pinned + offset * WORD_BYTES, frames.data_ptr(), num_bytes, self._stream)
+        except BaseException:
+            self._room.take_back()
+            raise
         event = self._events.take()
         self._driver.record_event(event, self._stream)
         self._sent.append(_Sent(tag, frames, offset, event))

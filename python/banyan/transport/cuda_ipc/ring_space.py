@@ -44,6 +44,11 @@ class RingSpace:
         self.num_taken += size
         return offset
 
+    def take_back(self) -> None:
+        """Free the newest stretch: nobody has used it."""
+        self._end, size = self._stretches.pop()
+        self.num_taken -= size
+
     def give_back(self) -> None:
         """Free the oldest stretch."""
         _offset, size = self._stretches.popleft()

@@ -11,7 +11,7 @@ import torch
 from sglang.srt.mem_cache.allocator import swa
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
-from test.sglang_plugin.pools.test_device_access import Device, Kernel, Rank, be_opened_by
+from test.sglang_plugin.pools.test_device_access import Device, Kernel, Rank, be_opened_by, be_waited_for
 from test.sglang_plugin.rank import test_linker as rig
 from test.unit.transport.fake_gpu import FakeGpu
 
@@ -42,6 +42,8 @@ class Stretch:
 
 class WindowDevice(Device):
     """Page numbers lie in torch's memory: whatever is copied from there is the device's."""
+
+    torchs_stream = property(lambda device: GpuWindowRank.current)
 
     def copy_async(self, target, source, num_bytes, stream):
         if isinstance(self.gpu.memory.setdefault(source, Stretch(0)), Stretch):
@@ -287,7 +289,7 @@ def make_node(
     monkeypatch.setattr(device_access, "KvTrans", Kernel)
     monkeypatch.setattr(device_access, "current_stream", lambda: GpuWindowRank.current)
     monkeypatch.setattr(device_access, "markable_stream", lambda: None)
-    monkeypatch.setattr(device_access.torch.cuda, "synchronize", gpu.run)
+    be_waited_for(monkeypatch, gpu)
     be_opened_by(monkeypatch, gpu.opener)
     ranks = [
         kind(monkeypatch, gpu, rank_table, number, config, adopt, make_drafts, sizes) for number in range(num_ranks)
