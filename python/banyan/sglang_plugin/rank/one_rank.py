@@ -231,12 +231,21 @@ class Rank:
         self.kinds.leave()
         self.cache.move_to(self.kinds.rejoins)
         if self._allocator.available_size() < self._allocator.num_pages * self.page_tokens:
-            self._publication.hold_back()
+            self.hold_back("the weights changed while pages of the old ones were in use")
+
+    def hold_back(self, why: str) -> None:
+        """Publish nothing until the cache has been flushed. Any thread."""
+        self._publication.hold_back(why)
 
     @property
     def weights_epoch(self) -> int:
         """How often the weights have changed since the start."""
         return self.kinds.full.weights_epoch
+
+    @property
+    def weights_name(self) -> str:
+        """That of all pages that this rank holds; "" where it has none, or not all were computed with these weights."""
+        return "" if self._publication.why_silent else self.kinds.full.weights_name
 
     def stand_apart(self) -> None:
         """The weights have changed in part, nobody knows into what: share with no other rank."""
