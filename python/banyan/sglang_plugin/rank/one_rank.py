@@ -65,8 +65,15 @@ class Rank:
 
     is_being_updated = False
     """Whether a session of weight updates has begun and not ended."""
+    has_loaded = False
+    """Whether a loader has run since the last one has begun."""
+    may_be_stale = False
+    """Whether weights have gone past the model since the last update from disk: what it derives from them may be of
+    those before."""
     is_apart = False
     """Whether an update has failed, and none from disk has begun since."""
+    before_reset: bytes | None = None
+    """What names the weights that /weights_checker has reset, until they are back."""
 
     def __init__(self, parts: RankParts) -> None:
         self.kinds, self.cache, self.counters = parts.kinds, parts.cache, parts.setup.counters
@@ -254,7 +261,7 @@ class Rank:
 
     def meet_again(self) -> None:
         """All weights are about to be loaded: what they have gone through before does not count."""
-        self.is_apart = False
+        self.is_apart = self.may_be_stale = False
         self.kinds.meet_again()
 
     def withdraw(self) -> None:
