@@ -10,11 +10,14 @@ import pytest
 from fastapi import FastAPI
 from sglang.srt.entrypoints import http_server
 from sglang.srt.managers.communicator import FanOutCommunicator
+from sglang.srt.managers.io_struct import OpenSessionReqInput, UpdateWeightFromDiskReqInput
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
+from sglang.srt.utils.aio_rwlock import RWLock
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from banyan import faults
 from banyan.sglang_plugin.launcher import ending
-from banyan.sglang_plugin.launcher.all_ranks import around_communicator_call
+from banyan.sglang_plugin.launcher.all_ranks import around_awaited, around_communicator_call
 
 
 @pytest.fixture
@@ -96,3 +99,32 @@ def test_command_when_the_ranks_have_ended_then_who_asked_waits_no_longer():
         return await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
 
     assert [error.status_code for error in asyncio.run(run())] == [503, 503] and stopped == [1]
+
+
+def test_update_or_session_when_the_ranks_have_ended_then_who_asked_waits_no_longer():
+    """One of the updates waits for its turn, and would ask ranks that are gone."""
+    hooks, sent = [], []
+    ending.around_set_server_stop_hook(lambda manager, hook: hooks.append(hook), "manager", lambda: None)
+    call = faults.around(around_awaited, "test")
+
+    async def run():
+        manager = SimpleNamespace(
+            auto_create_handle_loop=lambda: None,
+            is_pause_cond=asyncio.Condition(),
+            is_pause=False,
+            model_update_lock=RWLock(),
+            elastic_worker_count=1,
+            session_futures={},
+            _dispatch_to_scheduler=sent.append,
+        )
+        manager._wait_for_model_update_from_disk = partial(TokenizerManager._wait_for_model_update_from_disk, manager)
+        update = UpdateWeightFromDiskReqInput(model_path="a-model", load_format="auto")
+        asked = [(TokenizerManager.update_weights_from_disk, update)] * 2
+        asked.append((TokenizerManager.open_session, OpenSessionReqInput(capacity_of_str_len=1)))
+        waiting = [asyncio.ensure_future(call(method, manager, obj)) for method, obj in asked]
+        await asyncio.sleep(0.01)
+        assert len(sent) == 2
+        hooks[0]()
+        return await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+
+    assert [error.status_code for error in asyncio.run(run())] == [503] * 3 and len(sent) == 2

@@ -73,6 +73,7 @@ def rank(monkeypatch):
     saver = SimpleNamespace(features=SimpleNamespace(enable_memory_saver=True, enable_weights_cpu_backup=True))
     monkeypatch.setattr(memory_commands, "get_exec", lambda: saver)
     monkeypatch.setattr(runtime, "config", lambda: SimpleNamespace(shares=False))
+    monkeypatch.setattr(memory_commands, "are_commanded_apart", lambda: False)
     monkeypatch.setattr(weight_updater.torch.distributed, "get_world_size", lambda group: 1)
     monkeypatch.setattr(weight_updater.torch.distributed, "barrier", lambda group: None)
     monkeypatch.setattr(weight_updater.torch, "get_device_module", lambda: SimpleNamespace(synchronize=lambda: None))
@@ -152,3 +153,10 @@ def test_memory_when_a_rank_that_steps_together_has_requests_then_this_one_refus
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda verdict, op, group: verdict.zero_())
     assert rank.release().rid == BUSY and rank.moves == []
+
+
+def test_memory_when_commands_reach_ranks_in_different_steps_then_none_waits_for_another(rank, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
+    monkeypatch.setattr(torch.distributed, "all_reduce", None)
+    monkeypatch.setattr(memory_commands, "are_commanded_apart", lambda: True)
+    assert rank.release().rid is None

@@ -67,7 +67,7 @@ def test_chain_when_it_is_offered_again_before_it_is_complete_then_both_are_kept
 
 
 def test_chains_when_the_rank_is_silent_then_they_are_forgotten_as_they_come(publication, tier):
-    publication.hold_back()
+    publication.hold_back("for a reason")
     for number in range(10):
         publication.announce([f"{number}"])
         publication.publish([0], [f"{number}"])

@@ -28,11 +28,11 @@ from banyan.config import Config
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import identity, weights
 from banyan.sglang_plugin.rank import linker as module
-from banyan.sglang_plugin.rank.weights_content import UNKNOWN
+from banyan.sglang_plugin.rank.weights_content import FAILED, UNKNOWN
 
 UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
 DONE = SimpleNamespace(success=True, message="")
-FAILED = SimpleNamespace(success=False, message="half of it")
+FAILURE = SimpleNamespace(success=False, message="half of it")
 COMMANDS = {
     "update_weights_from_disk": UpdateWeightFromDiskReqInput,
     "update_weights_from_distributed": UpdateWeightsFromDistributedReqInput,
@@ -43,6 +43,7 @@ COMMANDS = {
     "check_weights": CheckWeightsReqInput,
 }
 LOADERS = [name for name in COMMANDS if name.startswith("update_weights")]
+SAME, OTHER = bytes([1] * 32), bytes([2] * 32)
 
 
 WITHIN_A_SESSION = ("update_weights_from_distributed", "update_weights_from_tensor")
@@ -57,6 +58,8 @@ def begin(ranks, call, loader):
 @pytest.fixture
 def ranks(monkeypatch):
     monkeypatch.setattr(runtime, "is_sharing", lambda: True)
+    monkeypatch.setattr(weights, "own_digest", lambda updater: SAME)
+    monkeypatch.setattr(weights, "agreed_digest", lambda own, group: own)
     rank_table = _native.RankTable.create(2)
     return [make_rank(monkeypatch, rank_table, rank, Config(min_fetch_tokens=PAGE, host_gb=0.0)) for rank in (0, 1)]
 
@@ -113,7 +116,7 @@ def test_weights_when_a_trainer_writes_them_without_a_loader_then_old_pages_meet
 def test_weights_when_sglang_refuses_a_loader_outside_a_session_then_they_are_those_of_before(ranks, call, loader):
     """It comes to all ranks: none would share again where no update comes from disk."""
     (owner, _, pages), (reader, *_) = ranks
-    call(owner, loader, FAILED)
+    call(owner, loader, FAILURE)
     share(owner, pages, 1)
     assert finds(reader, 1)
 
@@ -122,7 +125,7 @@ def test_weights_when_sglang_refuses_a_loader_outside_a_session_then_they_are_th
 def test_weights_when_a_loader_fails_on_one_rank_then_it_shares_with_nobody(ranks, call, loader):
     (owner, _, pages), (reader, *_) = ranks
     begin(ranks, call, loader)
-    assert call(owner, loader, FAILED) is FAILED
+    assert call(owner, loader, FAILURE) is FAILURE
     share(owner, pages, 2)
     assert not finds(reader, 2)
     call(reader, loader, flushes=True)
@@ -132,7 +135,7 @@ def test_weights_when_a_loader_fails_on_one_rank_then_it_shares_with_nobody(rank
 
 def test_weights_when_the_draft_s_fail_behind_the_model_s_then_the_rank_shares_with_nobody(ranks, call):
     (owner, _, pages), (reader, *_) = ranks
-    call(owner, "update_weights_from_disk", FAILED, flushes=True)
+    call(owner, "update_weights_from_disk", FAILURE, flushes=True)
     call(reader, "update_weights_from_disk", flushes=True)
     share(owner, pages, 1)
     assert not finds(reader, 1)
@@ -141,7 +144,7 @@ def test_weights_when_the_draft_s_fail_behind_the_model_s_then_the_rank_shares_w
 @pytest.mark.parametrize("loader", LOADERS)
 def test_weights_when_loaded_after_a_failure_then_only_all_of_them_lead_back(ranks, call, loader):
     (owner, _, pages), (reader, *_) = ranks
-    call(owner, loader, FAILED)
+    call(owner, loader, FAILURE)
     call(reader, loader, flushes=True)
     for linker in (owner, reader):
         call(linker, loader, flushes=True)
@@ -149,7 +152,7 @@ def test_weights_when_loaded_after_a_failure_then_only_all_of_them_lead_back(ran
     assert finds(reader, 1) is (loader == "update_weights_from_disk")
 
 
-@pytest.mark.parametrize("result", [DONE, FAILED])
+@pytest.mark.parametrize("result", [DONE, FAILURE])
 def test_weights_when_a_check_resets_them_then_the_rank_shares_with_nobody_until_all_are_loaded(ranks, call, result):
     (owner, _, pages), (reader, *_) = ranks
     slots = share(owner, pages, 1)
@@ -167,6 +170,73 @@ def test_weights_when_a_check_resets_them_then_the_rank_shares_with_nobody_until
     owner.reset()
     share(owner, pages, 3)
     assert finds(reader, 3)
+
+
+@pytest.mark.parametrize(("before", "left"), [(SAME, OTHER), (UNKNOWN, UNKNOWN)], ids=["noise", "nobody can tell"])
+def test_weights_when_a_check_has_reset_what_no_load_brings_back_then_the_rank_shares_with_nobody(
+    ranks, call, monkeypatch, before, left
+):
+    """Buffers that no file has; each rank has other noise in them."""
+    (owner, _, pages), (reader, *_) = ranks
+    monkeypatch.setattr(weights, "own_digest", lambda updater: before)
+    for linker in (owner, reader):
+        call(linker, "check_weights", action="reset_tensors")
+    monkeypatch.setattr(weights, "own_digest", lambda updater: left)
+    for linker in (owner, reader):
+        call(linker, "check_weights", action="reset_tensors")
+        call(linker, "update_weights_from_disk", flushes=True)
+    share(owner, pages, 1)
+    assert not finds(reader, 1)
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What a shard has told the others, and what all have agreed on."""
+    told, agreed = [], []
+    monkeypatch.setattr(weights, "agreed_digest", lambda own, group: told.append(own) or (agreed or told)[-1])
+    return told, agreed
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize("knows", [True, False])
+@pytest.mark.parametrize("at_reader", [FAILED, UNKNOWN], ids=["failed there too", "there not"])
+def test_weights_when_a_loader_fails_on_another_shard_then_this_one_shares_with_nobody(
+    ranks, call, told, monkeypatch, loader, knows, at_reader
+):
+    """The rank computes with both: the other shard's peer would fetch what this one has of it."""
+    monkeypatch.setattr(Config, "knows_weights", knows)
+    (owner, _, pages), (reader, *_) = ranks
+    for linker, agreed in ((owner, FAILED), (reader, at_reader)):
+        told[1][:] = [agreed]
+        call(linker, loader, flushes=True)
+    share(owner, pages, 1)
+    assert not finds(reader, 1) and FAILED not in told[0]
+
+
+@pytest.mark.parametrize("method", [*LOADERS, "end_weight_update"])
+def test_shards_when_banyan_fails_on_one_of_them_then_it_tells_the_others_all_the_same(ranks, call, told, method):
+    def fails(*args):
+        raise OSError("too many open files")
+
+    (owner, *_), _ = ranks
+    owner.weights_changed = fails
+    with pytest.raises(OSError, match="open files"):
+        call(owner, method)
+    assert told[0] == [UNKNOWN]
+
+
+@pytest.mark.parametrize(("result", "tells"), [(DONE, UNKNOWN), (FAILURE, FAILED)], ids=["done", "failed"])
+def test_shards_when_one_of_them_is_off_then_it_tells_the_others_all_the_same(
+    ranks, call, told, monkeypatch, result, tells
+):
+    monkeypatch.setattr(runtime, "is_sharing", lambda: False)
+    for loader in LOADERS:
+        assert call(None, loader, result) is result
+    call(None, "end_weight_update", result)
+    assert told[0] == [tells] * len(LOADERS) + [UNKNOWN]
+    monkeypatch.setattr(runtime, "config", lambda: Config(share="off"))
+    call(None, "update_weights_from_disk", result)
+    assert len(told[0]) == len(LOADERS) + 1
 
 
 @pytest.mark.parametrize("loader", LOADERS)
@@ -193,19 +263,25 @@ def servers(ranks, call, monkeypatch):
     for linker, *_ in ranks:
         linker.kinds.full._identity._server = f"server {id(linker)}"
     told = []
-    monkeypatch.setattr(weights, "own_digest", lambda updater: told.pop(0))
-    monkeypatch.setattr(weights, "agreed_digest", lambda own, group: "" if own == UNKNOWN else own.hex())
+    monkeypatch.setattr(weights, "own_digest", lambda updater: told[0])
 
-    def take(loader, *digests, result=DONE):
+    def take(loader, *digests, result=DONE, **fields):
         for (linker, *_), digest in zip(ranks, digests, strict=True):
             told[:] = [digest]
-            call(linker, loader, result, flushes=loader in LOADERS)
+            call(linker, loader, result, flushes=loader in LOADERS, **fields)
 
     return take
 
 
+def take_whole(servers, loader, *digests, **fields):
+    """With all that SGLang, or a trainer, does before."""
+    if loader == "end_weight_update":
+        servers("begin_weight_update", *digests)
+        servers("update_weights_from_tensor", *digests, **{"load_format": None} | fields)
+    servers(loader, *digests)
+
+
 COMPLETE = ("update_weights_from_disk", "update_weights_from_ipc", "end_weight_update")
-SAME, OTHER = bytes([1] * 32), bytes([2] * 32)
 
 
 @pytest.mark.parametrize("loader", COMPLETE)
@@ -216,7 +292,7 @@ def test_weights_when_two_servers_take_an_update_then_they_share_where_its_bytes
     (owner, _, pages), (reader, *_) = ranks
     slots = share(owner, pages, 1)
     assert finds(reader, 1)
-    servers(loader, *on_both)
+    take_whole(servers, loader, *on_both)
     assert not finds(reader, 1)
     pages.free(slots)
     owner.reset()
@@ -227,20 +303,56 @@ def test_weights_when_two_servers_take_an_update_then_they_share_where_its_bytes
 @pytest.mark.parametrize("loader", COMPLETE)
 def test_weights_when_a_shard_cannot_tell_its_bytes_then_servers_share_nothing(ranks, servers, loader):
     (owner, _, pages), (reader, *_) = ranks
-    servers(loader, UNKNOWN, UNKNOWN)
+    take_whole(servers, loader, UNKNOWN, UNKNOWN)
     share(owner, pages, 1)
     assert not finds(reader, 1)
 
 
 def test_weights_when_an_update_has_failed_then_a_session_s_end_names_none_and_one_from_disk_does(ranks, servers):
     (owner, _, pages), (reader, *_) = ranks
-    servers("update_weights_from_disk", SAME, SAME, result=FAILED)
-    servers("end_weight_update", SAME, SAME)
+    servers("update_weights_from_disk", SAME, SAME, result=FAILURE)
+    take_whole(servers, "end_weight_update", SAME, SAME)
     slots = share(owner, pages, 1)
     assert not finds(reader, 1)
     servers("update_weights_from_disk", SAME, SAME)
     pages.free(slots)
     owner.reset()
+    share(owner, pages, 2)
+    assert finds(reader, 2)
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [
+        ["begin_weight_update", "update_weights_from_disk"],
+        ["begin_weight_update", "update_weights_from_ipc"],
+        ["begin_weight_update", "end_weight_update"],
+    ],
+    ids=["a session is open", "a session is open for IPC", "a trainer has written them past the loaders"],
+)
+def test_weights_when_they_are_not_all_that_is_computed_with_then_they_are_not_named_by_their_bytes(
+    ranks, servers, commands
+):
+    (owner, _, pages), (reader, *_) = ranks
+    for command in commands:
+        servers(command, SAME, SAME)
+    share(owner, pages, 1)
+    assert not finds(reader, 1)
+
+
+@pytest.mark.parametrize("load_format", ["direct", "a.loader"])
+def test_weights_when_they_went_past_the_model_then_they_have_no_name_until_all_come_from_disk(
+    ranks, servers, load_format
+):
+    """What it has derived from those before, no later session need bring."""
+    (owner, _, pages), (reader, *_) = ranks
+    for past in ({"load_format": load_format}, {}):
+        take_whole(servers, "end_weight_update", SAME, SAME, **past)
+        slots = share(owner, pages, 1)
+        assert not finds(reader, 1)
+        pages.free(slots)
+        owner.reset()
+    servers("update_weights_from_disk", SAME, SAME)
     share(owner, pages, 2)
     assert finds(reader, 2)
 

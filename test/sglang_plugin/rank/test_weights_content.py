@@ -5,15 +5,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from sglang.srt.layers.layernorm import GemmaRMSNorm
 
-from banyan.sglang_plugin.rank import weights_content
-from banyan.sglang_plugin.rank.weights_content import UNKNOWN, agreed_digest, own_digest
+from banyan.sglang_plugin.rank import shards, weights_content
+from banyan.sglang_plugin.rank.weights_content import FAILED, UNKNOWN, agreed_digest, own_digest
 
 
 def model(**changed):
     module = torch.nn.Linear(4, 4, bias=False)
     module.register_buffer("scale", torch.ones(1))
-    module.register_buffer("table", torch.ones(1), persistent=False)
+    module.register_buffer("derived", torch.ones(1), persistent=False)
+    module.register_buffer("cos_sin_cache", torch.ones(1), persistent=False)
+    module.w_kc = torch.ones(2, 2).transpose(0, 1)
     with torch.no_grad():
         module.weight.copy_(torch.arange(16).reshape(4, 4))
         for name, value in changed.items():
@@ -34,8 +37,20 @@ def test_digest_when_the_bytes_are_the_same_then_the_same():
     assert own_digest(updater(model())) == own_digest(updater(model())) != UNKNOWN
 
 
-def test_digest_when_what_no_trainer_brings_differs_then_the_same():
-    assert own_digest(updater(model(table=2.0))) == own_digest(updater(model()))
+def test_digest_when_a_table_differs_that_comes_of_the_configuration_then_the_same():
+    """SGLang's own check passes these over, too."""
+    assert own_digest(updater(model(cos_sin_cache=2.0))) == own_digest(updater(model()))
+
+
+def test_digest_when_what_a_model_derives_is_of_weights_before_then_another():
+    """As where a trainer writes past the loader: the parameters are equal, and what is computed is not."""
+    fresh, stale = GemmaRMSNorm(4), GemmaRMSNorm(4)
+    fresh.weight.weight_loader(fresh.weight, torch.full((4,), 0.5))
+    with torch.no_grad():
+        stale.weight.fill_(0.5)
+    assert own_digest(updater(fresh)) != own_digest(updater(stale))
+    stale.refresh_gemma_weight()
+    assert own_digest(updater(fresh)) == own_digest(updater(stale)) != UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -43,12 +58,14 @@ def test_digest_when_what_no_trainer_brings_differs_then_the_same():
     [
         updater(model(weight=1.0)),
         updater(model(scale=2.0)),
+        updater(model(derived=2.0)),
+        updater(model(w_kc=2.0)),
         updater(model().to(torch.bfloat16)),
         updater(model(), draft=model()),
         updater(model(), draft=model(scale=2.0)),
     ],
 )
-def test_digest_when_a_weight_a_scale_a_type_or_the_draft_differs_then_another(other):
+def test_digest_when_anything_that_is_computed_with_differs_then_another(other):
     assert own_digest(other) not in (own_digest(updater(model())), UNKNOWN)
 
 
@@ -68,17 +85,27 @@ def group(monkeypatch):
 
     monkeypatch.setattr(weights_content.torch.distributed, "get_world_size", lambda group: 1 + len(others))
     monkeypatch.setattr(weights_content.torch.distributed, "all_gather", gather)
-    return others
+    parallel = SimpleNamespace(attn_dp_enabled=True, enable_dp_attention_local_control_broadcast=False)
+    monkeypatch.setattr(shards, "get_parallel", lambda: parallel)
+    return SimpleNamespace(others=others, parallel=parallel)
 
 
 def test_agreement_when_another_shard_has_other_weights_then_another_name(group):
     own, names = bytes([1] * 32), set()
     for other in (own, bytes([2] * 32)):
-        group[:] = [other]
+        group.others[:] = [other]
         names.add(agreed_digest(own, None))
-    assert len(names) == 2 and "" not in names
+    assert len(names) == 2 and not names & {UNKNOWN, FAILED}
 
 
-def test_agreement_when_one_shard_cannot_tell_then_no_name(group):
-    group[:] = [UNKNOWN]
-    assert agreed_digest(bytes([1] * 32), None) == ""
+@pytest.mark.parametrize(("others", "agreed"), [([UNKNOWN], UNKNOWN), ([FAILED], FAILED), ([FAILED, UNKNOWN], FAILED)])
+def test_agreement_when_one_shard_cannot_tell_or_has_failed_then_no_name(group, others, agreed):
+    group.others[:] = others
+    assert agreed_digest(bytes([1] * 32), None) == agreed
+
+
+def test_agreement_when_a_command_reaches_shards_in_different_steps_then_they_do_not_wait_for_each_other(group):
+    """Between two steps SGLang has something of its own in that group."""
+    group.parallel.enable_dp_attention_local_control_broadcast = True
+    group.others[:] = ["nothing that could be gathered"]
+    assert agreed_digest(bytes([1] * 32), None) == FAILED

@@ -19,6 +19,12 @@ TRAFFIC_CLASS = ("UCX_IB_TRAFFIC_CLASS", "MC_IB_TC")
 SERVICE_LEVEL = ("UCX_IB_SL", "MC_IB_SL")
 """What NIXL's UCX and Mooncake read."""
 
+OTHER_WEIGHTS = (
+    "the prefill server has other weights than the decode server, or pages of others, which the decode server would "
+    "keep as its own: load the same into both"
+)
+"""Why such a hand-over fails."""
+
 
 class Role(StrEnum):
     """In SGLang's words for ``--disaggregation-mode``."""
@@ -47,15 +53,6 @@ class Role(StrEnum):
     def learns_from_others(self) -> bool:
         """Whether most of what the store holds for its requests was written by other servers a moment ago."""
         return self is Role.PREFILL
-
-
-def weights_refusal(prefill_server: str) -> str:
-    """The line for a hand-over between two servers that have loaded different weights."""
-    return (
-        f"the prefill server at {prefill_server} has loaded other weights than this decode server, which would keep "
-        "their pages as its own: start both with the same files, or this one without --banyan-store, "
-        "--banyan-keep-host-arena, --banyan-listen and --banyan-peers"
-    )
 
 
 def environment(

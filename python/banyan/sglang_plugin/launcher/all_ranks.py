@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import HTTPException
 from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqOutput
@@ -16,8 +16,9 @@ from banyan import faults
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.prompt_refusals import BadRequest
 
+T = TypeVar("T")
 faults.let_pass(HTTPException)
-_under_way: set[asyncio.Future[list[Any]]] = set()
+_under_way: set[asyncio.Future[Any]] = set()
 
 
 def let_go() -> None:
@@ -38,18 +39,31 @@ async def around_communicator_call(
         BadRequest: where a rank has refused to give its memory away, with its line.
         HTTPException: where the ranks have ended.
     """
-    asked = asyncio.ensure_future(original(communicator, obj))
-    _under_way.add(asked)
-    asked.add_done_callback(_under_way.discard)
-    try:
-        answers = await asyncio.shield(asked)
-    except asyncio.CancelledError:
-        if not asked.cancelled():
-            raise
-        raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "this server has ended") from None
+    answers = await _while_they_live(original(communicator, obj))
     for answer in answers:
         if isinstance(answer, ReleaseMemoryOccupationReqOutput) and answer.rid is not None:
             raise BadRequest(answer.rid)
     if runtime.is_sharing():
         answers.sort(key=lambda answer: bool(getattr(answer, "success", True)))
     return answers
+
+
+async def around_awaited(original: Callable[..., Awaitable[T]], manager: Any, *args: Any, **named: Any) -> T:
+    """A command whose answers SGLang awaits by itself, without a communicator.
+
+    Raises:
+        HTTPException: where the ranks have ended.
+    """
+    return await _while_they_live(original(manager, *args, **named))
+
+
+async def _while_they_live(answer: Awaitable[T]) -> T:
+    asked = asyncio.ensure_future(answer)
+    _under_way.add(asked)
+    asked.add_done_callback(_under_way.discard)
+    try:
+        return await asyncio.shield(asked)
+    except asyncio.CancelledError:
+        if not asked.cancelled():
+            raise
+        raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "this server has ended") from None

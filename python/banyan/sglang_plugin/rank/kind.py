@@ -176,9 +176,10 @@ class Kind:
         return self._rank.config
 
     @property
-    def weights_sha256(self) -> str:
-        """What its pages name the weights by that were loaded; "" where they need no such name."""
-        return self._identity.weights_sha256
+    def weights_name(self) -> str:
+        """What its pages name the weights by where other servers may meet them; "" where these need no such name, or
+        nobody knows it."""
+        return self._content or ("" if self._changes else self._identity.weights_sha256)
 
     @property
     def guards_adapters(self) -> bool:

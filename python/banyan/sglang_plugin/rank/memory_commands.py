@@ -7,7 +7,7 @@ request that is computed where memory is out.
 Invariants
   1. Neither command ends a rank. What is out does not go again, and what is there does not come again, so that either
      may be repeated where some ranks have refused it.
-  2. The ranks that step together do alike: SGLang has a collective in the middle.
+  2. The ranks that step together do alike where they are told in the same step: SGLang has a collective in the middle.
   3. A request that comes while memory is out is refused, but where generation is paused and it waits.
   4. Generation that is told to go on while memory is out goes on when that is there again: requests wait that would be
      computed in it.
@@ -30,6 +30,7 @@ from sglang.srt.managers.io_struct import (
 from sglang.srt.runtime_context import get_exec
 
 from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.rank.shards import are_commanded_apart
 
 BUSY = (
     "a rank has requests, and its memory stays; that of others may have gone: end what runs (/abort_request, or "
@@ -86,10 +87,10 @@ def _go_on(scheduler: Any) -> None:
 
 
 def _are_all_idle(updater: Any) -> bool:
-    """Whether SGLang would take the command, at all ranks that step together. They get it in the same step."""
+    """Whether SGLang would take the command, at all ranks that step together where they get it in the same step."""
     scheduler = updater.scheduler
     is_idle = updater.is_fully_idle(ignore_waiting=scheduler is not None and scheduler._engine_paused)
-    if torch.distributed.get_world_size(updater.tp_cpu_group) == 1:
+    if torch.distributed.get_world_size(updater.tp_cpu_group) == 1 or are_commanded_apart():
         return bool(is_idle)
     verdict = torch.tensor([is_idle], dtype=torch.int32)
     torch.distributed.all_reduce(verdict, torch.distributed.ReduceOp.MIN, group=updater.tp_cpu_group)

@@ -65,8 +65,15 @@ class Rank:
 
     is_being_updated = False
     """Whether a session of weight updates has begun and not ended."""
+    has_loaded = False
+    """Whether a loader has run since the last one has begun."""
+    may_be_stale = False
+    """Whether weights have gone past the model since the last update from disk: what it derives from them may be of
+    those before."""
     is_apart = False
     """Whether an update has failed, and none from disk has begun since."""
+    before_reset: bytes | None = None
+    """What names the weights that /weights_checker has reset, until they are back."""
 
     def __init__(self, parts: RankParts) -> None:
         self.kinds, self.cache, self.counters = parts.kinds, parts.cache, parts.setup.counters
@@ -231,12 +238,21 @@ class Rank:
         self.kinds.leave()
         self.cache.move_to(self.kinds.rejoins)
         if self._allocator.available_size() < self._allocator.num_pages * self.page_tokens:
-            self._publication.hold_back()
+            self.hold_back("the weights changed while pages of the old ones were in use")
+
+    def hold_back(self, why: str) -> None:
+        """Publish nothing until the cache has been flushed. Any thread."""
+        self._publication.hold_back(why)
 
     @property
     def weights_epoch(self) -> int:
         """How often the weights have changed since the start."""
         return self.kinds.full.weights_epoch
+
+    @property
+    def weights_name(self) -> str:
+        """That of all pages that this rank holds; "" where it has none, or not all were computed with these weights."""
+        return "" if self._publication.why_silent else self.kinds.full.weights_name
 
     def stand_apart(self) -> None:
         """The weights have changed in part, nobody knows into what: share with no other rank."""
@@ -245,7 +261,7 @@ class Rank:
 
     def meet_again(self) -> None:
         """All weights are about to be loaded: what they have gone through before does not count."""
-        self.is_apart = False
+        self.is_apart = self.may_be_stale = False
         self.kinds.meet_again()
 
     def withdraw(self) -> None:

@@ -7,7 +7,7 @@ Invariants
      to the next server, or another adapter. A chain whose owner is not remembered any more is not kept.
   3. Window pages, and states, go where the full pages of their chain go, and not further.
 
-States: publishing -> ``hold_back`` (weights have changed under pages in use) -> silent -> ``start_anew`` (the tree is
+States: publishing -> ``hold_back`` (pages in use are of other weights) -> silent -> ``start_anew`` (the tree is
 empty) -> publishing. ``stop``, from any -> stopped, for good.
 """
 
@@ -40,7 +40,9 @@ class Publication:
         self._lasting: Latest[str, int] = Latest(MAX_ANNOUNCED)
         """Of a server with adapters: how many chains with this first key are on their way and may be kept, the oldest
         first."""
-        self._is_silent = self._has_said = self._is_stopped = False
+        self.why_silent = ""
+        """Why nothing is published; "" while something is."""
+        self._has_said = self._is_stopped = False
 
     def announce(self, keys: list[str]) -> None:
         """A chain of pages will be complete soon. Records the owner now; the request may be gone when the pages
@@ -53,7 +55,7 @@ class Publication:
         if self._is_stopped:
             return
         may_be_kept = not self._full.guards_adapters or self._take_lasting(keys[0])
-        if self._is_silent:
+        if self.why_silent:
             self._say_why()
             return
         self._cache.publish(frames, keys)
@@ -90,19 +92,19 @@ class Publication:
             self._lasting[first_key] = num_left
         return num_left >= 0
 
-    def hold_back(self) -> None:
-        """Publish nothing until the tree has been emptied."""
-        self._is_silent = True
+    def hold_back(self, why: str) -> None:
+        """Publish nothing until the tree has been emptied. Any thread."""
+        self.why_silent = why
 
     def start_anew(self) -> None:
         """The tree is empty."""
-        self._is_silent = self._has_said = False
+        self.why_silent, self._has_said = "", False
         self._lasting.clear()
 
     def _say_why(self) -> None:
         if not self._has_said:
             self._has_said = True
             logger.warning(
-                "banyan: the weights changed while pages of the old ones were in use: nothing is shared from this rank "
-                "until its cache is flushed (/flush_cache)"
+                "banyan: %s: nothing is shared from this rank until its cache is flushed (/flush_cache)",
+                self.why_silent,
             )

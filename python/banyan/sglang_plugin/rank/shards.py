@@ -6,6 +6,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from sglang.srt.runtime_context import get_parallel
+
+
+def are_commanded_apart() -> bool:
+    """Whether a command reaches the groups of attention DP in different steps (SGLang's
+    ``--enable-dp-attention-local-control-broadcast``, which elastic EP and DWDP set too): a collective of all of them
+    would meet what SGLang sends between two steps."""
+    parallel = get_parallel()
+    return bool(parallel.attn_dp_enabled and parallel.enable_dp_attention_local_control_broadcast)
 
 
 class Shards:

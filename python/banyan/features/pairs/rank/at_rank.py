@@ -77,9 +77,26 @@ class PairedRank(Attachment):
         return {"num_take_backs": 0 if self.take_backs is None else self.take_backs.num_open}
 
 
-def loaded_weights() -> str:
-    """What tells those that this server has loaded from others; "" where it keeps no pages by that name."""
-    return "" if _at is None else _at.rank.kinds.full.weights_sha256
+def weights_name() -> str:
+    """By which other servers find this server's pages, of the weights that all in its pool were computed with; "" where
+    they find none by such a name."""
+    return "" if _at is None else _at.rank.weights_name
+
+
+def has_other_weights(name: str) -> bool:
+    """Whether what this server computes is not to have this name."""
+    return _at is not None and _at.rank.kinds.full.config.knows_weights and weights_name() != name
+
+
+def keep_nothing(why: str) -> None:
+    """From now on this server's pages have no name, until its cache is flushed. Any thread."""
+    if _at is not None:
+        _at.rank.hold_back(why)
+
+
+def weights_epoch() -> int:
+    """How often the weights have changed."""
+    return 0 if _at is None else _at.rank.weights_epoch
 
 
 def installed() -> PairedRank:

@@ -5,6 +5,10 @@ weights are seen, foreign messages stop nothing (``control_port``) and do not ar
 
 SGLang's sender tells nobody that it was aborted: the decode server waits for 300 s. Here it tells the decode server at
 once; one that has not asked yet is told when it asks.
+
+A decode server keeps what it is sent under the name of its own weights, and finds it again by that; other servers may,
+too. So it names them where it asks for a room, and the room fails where the prefill server has others then, or changes
+them before all is sent. From then on the decode server keeps nothing, names nothing, and is served.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ from banyan.features.pairs.rank.control_port import (
     is_of_staging,
 )
 from banyan.features.pairs.rank.sealed import receiver_context, sealing_what_listens
-from banyan.features.pairs.roles import weights_refusal
+from banyan.features.pairs.roles import OTHER_WEIGHTS
 from banyan.latest import Latest
 from banyan.sglang_plugin.rank.reporting import report
 from banyan.telemetry import noticed
@@ -43,9 +47,11 @@ logger = logging.getLogger("banyan")
 MAX_GIVEN_UP = 4096
 """Rooms remembered: of requests whose decode server has not asked yet, which takes it milliseconds."""
 
-OF_WEIGHTS = "banyan weights "
-"""Begins what a prefill server tells of its weights, in the place of a name for the layout of its pool. SGLang has such
-names for pools with more than one layout, and compares them where both servers have one."""
+OF_WEIGHTS = b"banyan weights "
+"""Begins the last frame of a decode server's message where its pages have a name: one more than SGLang reads."""
+
+NEVER = -1
+"""No number of changes of the weights: the decode server's are others."""
 
 GIVEN_UP = "the prefill server has given this request up"
 
@@ -62,6 +68,8 @@ class HandOver:
 
     messages: ControlMessages
     _has_refused = False
+    kv_status_msg_carries_reason = True
+    """Also where SGLang's engine tells none: its decode servers read one."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         # The threads start in here.
@@ -75,22 +83,32 @@ class HandOver:
         self.rooms = AskedRooms(time.monotonic)
         self._given_up: Latest[int, None] = Latest(MAX_GIVEN_UP)
         self._given_up_lock = threading.Lock()
+        self._epochs: dict[int, int] = {}
+        """Of rooms whose decode server has named its weights: how often this one's had changed when they were these."""
         self._teller = ThreadPoolExecutor(1, thread_name_prefix="banyan-tell")
 
     def add_transfer_request(self, bootstrap_room: int, kv_indices: Any, *more: Any, **named: Any) -> Any:
         """SGLang queues here what a request has to send: its pages, or those of a chunk."""
         manager: Any = self
+        now = at_rank.weights_epoch()
+        if self._epochs.get(bootstrap_room, now) != now:
+            manager.conclude_failure(bootstrap_room=bootstrap_room, failure_reason=OTHER_WEIGHTS)
+            return None
         if bootstrap_room in manager.transfer_infos:
             report.counters().handed_over_pages += len(kv_indices)
         return super().add_transfer_request(bootstrap_room, kv_indices, *more, **named)  # type: ignore[misc]
 
-    def register_to_bootstrap(self) -> None:
-        """SGLang tells here what decode servers compare."""
-        manager: Any = self
-        weights = at_rank.loaded_weights()
-        if manager.kv_layout is None and weights:
-            manager.kv_layout = OF_WEIGHTS + weights
-        super().register_to_bootstrap()  # type: ignore[misc]
+    def build_receiver_metadata_message(self, **asked: Any) -> list[bytes]:
+        """What a decode server asks for a room with."""
+        frames: list[bytes] = super().build_receiver_metadata_message(**asked)  # type: ignore[misc]
+        name = at_rank.weights_name()
+        return [*frames, OF_WEIGHTS + name.encode()] if name else frames
+
+    def record_failure(self, bootstrap_room: int, failure_reason: str) -> None:
+        """A decode server hears here why a room has failed."""
+        if failure_reason == OTHER_WEIGHTS:
+            at_rank.keep_nothing(OTHER_WEIGHTS)
+        super().record_failure(bootstrap_room, failure_reason)  # type: ignore[misc]
 
     def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
         """Whether that prefill server is known. One that does not fit never is: its requests fail, where in SGLang the
@@ -100,12 +118,6 @@ class HandOver:
         except (RuntimeError, AssertionError, ValueError) as error:
             _say_misfit(bootstrap_addr, str(error))
             return False
-
-    def has_other_weights(self, prefill_server: str) -> bool:
-        """Whether that server has loaded other weights than this one. After an update nobody can tell."""
-        manager: Any = self
-        said, own = getattr(manager.prefill_info_table.get(prefill_server), "kv_layout", None), at_rank.loaded_weights()
-        return bool(own and said and said.startswith(OF_WEIGHTS) and said != OF_WEIGHTS + own)
 
     # ---- the thread of the control port ------------------------------------------------------------------------
 
@@ -131,9 +143,19 @@ class HandOver:
             return False
         if len(manager.transfer_infos.get(said.room, ())) >= MAX_PEERS:
             return True
+        if message[-1].startswith(OF_WEIGHTS):
+            self._note_weights(said.room, message[-1].removeprefix(OF_WEIGHTS))
         for forgotten in self.rooms.asked(said.room, sum(map(len, message))):
             self._forget_room(forgotten)
         return False
+
+    def _note_weights(self, room: int, name: bytes) -> None:
+        """Each shard of a decode server names them: the first change since any of them did counts."""
+        # Before the name: that may be another one by then.
+        epoch = at_rank.weights_epoch()
+        if at_rank.has_other_weights(name.decode(errors="replace")):
+            epoch = NEVER
+        self._epochs[room] = min(epoch, self._epochs.get(room, epoch))
 
     def _can_be_answered(self, abort: Sequence[bytes]) -> bool:
         """Whether it names no address, or that of a decode server: SGLang opens a socket to any other, too, and stands
@@ -152,7 +174,7 @@ class HandOver:
         """No request has come to it, or none is there any more."""
         manager: Any = self
         tables = (manager.request_status, manager.transfer_infos, manager.req_to_decode_prefix_len)
-        for table in (*tables, manager.failure_records):
+        for table in (*tables, manager.failure_records, self._epochs):
             table.pop(room, None)
 
     def has_place(self, name: str, endpoint: str) -> bool:
@@ -175,6 +197,7 @@ class HandOver:
     def over(self, room: int) -> None:
         """Its request has ended here."""
         self.rooms.release(room)
+        self._epochs.pop(room, None)
 
     def give_up(self, room: int) -> None:
         """Nothing more is sent in this room; its decode server learns it now, or when it asks."""
@@ -206,6 +229,8 @@ class HandOver:
                 table.pop(bootstrap_room, None)
             return
         super().update_status(bootstrap_room, status)  # type: ignore[misc]
+        if status == KVPoll.WaitingForInput and self._epochs.get(bootstrap_room) == NEVER:
+            manager.conclude_failure(bootstrap_room=bootstrap_room, failure_reason=OTHER_WEIGHTS)
 
     def _is_given_up(self, room: int) -> bool:
         with self._given_up_lock:
@@ -233,20 +258,6 @@ class TellingSender:
         self.kv_mgr.over(self.bootstrap_room)
         if not has_sent:
             self.kv_mgr.give_up(self.bootstrap_room)
-
-
-class ScreenedReceiver:
-    """In front of SGLang's receiver of one request: nothing is taken from a server with other weights."""
-
-    def init(self, prefill_dp_rank: int) -> None:
-        """It is known which server's rank will send."""
-        receiver: Any = self
-        if not receiver.kv_mgr.has_other_weights(receiver.bootstrap_addr):
-            super().init(prefill_dp_rank)  # type: ignore[misc]
-            return
-        receiver.kv_mgr.record_failure(receiver.bootstrap_room, weights_refusal(receiver.bootstrap_addr))
-        receiver.kv_mgr.update_status(receiver.bootstrap_room, KVPoll.Failed)
-        receiver.conclude_state = KVPoll.Failed
 
 
 @functools.lru_cache(MAX_PEERS)
