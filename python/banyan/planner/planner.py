@@ -79,11 +79,14 @@ class Planner:
         min_pages: int,
         num_in_step: int = 1,
         fixed_tokens: float = 0.0,
+        num_kinds: int = 1,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """``num_in_step`` ranks wait when this one does. A move brings ``fixed_tokens`` besides those that it is of.
-        ``clock``: seconds since the epoch, for what is told."""
+        With pages of several kinds a prefix can be restored at few lengths: a tail is moved as far as it was found, or
+        not at all. ``clock``: seconds since the epoch, for what is told."""
         self._clock = clock
+        self._num_kinds = num_kinds
         self._pricing = Pricing(
             times=times, rates=rates, num_layers=num_layers, num_in_step=num_in_step, fixed_tokens=fixed_tokens
         )
@@ -92,8 +95,8 @@ class Planner:
         self._decisions: Latest[str, _Decision] = Latest(MAX_WAITING)
         self._reads: Latest[str, _Decision] = Latest(MAX_WAITING)
         self._told: Latest[str, _Decision] = Latest(MAX_DECISIONS)
-        self.num_moved = 0
-        self.num_computed = 0
+        self.num_moved = self.num_computed = 0
+        """Requests whose answer has begun and whose last plan moved something, or nothing of what was found."""
 
     def decide(self, request: str, tail: Tail, asked: Action | None = None) -> Plan:
         """The plan for this tail; ``asked`` overrides what was measured."""
@@ -108,8 +111,6 @@ class Planner:
             asked = Action.MOVE
         plan = _without_lone_token(tail, self._plan(tail, asked, uncut=(SourceKind.STORE, SourceKind.REMOTE)))
         self._remember(request, _Decision(tail, plan, self._clock()))
-        self.num_moved += plan.num_pages > 0
-        self.num_computed += plan.num_pages == 0 and tail.num_found > 0
         return plan
 
     def decide_read(self, request: str, tail: Tail, asked: Action | None = None) -> Plan:
@@ -121,7 +122,6 @@ class Planner:
         self._reads.put(request, decision)
         if decision.plan.num_pages == 0:
             self._remember(request, decision)
-            self.num_computed += 1
         return decision.plan
 
     def _remember(self, request: str, decision: _Decision) -> None:
@@ -146,7 +146,8 @@ class Planner:
         recompute = self._pricing.recompute(tail)
         best = None
         if recompute is not None:
-            best = self._pricing.best(tail, recompute, min_pages=self._min_pages, uncut=uncut)
+            least = self._min_pages if self._num_kinds == 1 else found
+            best = self._pricing.best(tail, recompute, min_pages=least, uncut=uncut)
         if asked is not None:
             return Plan(found if asked is Action.MOVE else 0, PlanReason.ASKED, best, recompute)
         if best is None or recompute is None:
@@ -211,6 +212,8 @@ class Planner:
         """Its answer has begun: tokens of its prompt that were computed, by why."""
         decision = self._decision(request)
         if decision is not None:
+            self.num_moved += decision.plan.num_pages > 0
+            self.num_computed += decision.plan.num_pages == 0 and decision.tail.num_found > 0
             decision.computed = {why.value: num_tokens for why, num_tokens in reasons.items()}
 
     def explain(self) -> list[dict[str, Any]]:

@@ -43,12 +43,14 @@ class Counters:
     )
     parted_prompts: int = _of("prompts that have left the way of their session's last ones before the end of those")
     changing_line_prompts: int = _of("of these, prompts that differ from the two before in one line at the same place")
-    lookups: int = _of("prefix tails looked up at the peers")
-    lookup_hits: int = _of("of these, tails of which a peer held at least one page")
-    windowless_pages: int = _of("pages found at the end of a tail whose window pages, or state, nobody held: computed")
-    plans_moved: int = _of("plans that move at least one page")
-    plans_computed: int = _of("plans that compute a tail although a peer held pages of it")
-    fetches: int = _of("leases granted, one for each request that fetched")
+    lookups: int = _of("requests whose tail was looked up at the peers")
+    lookup_hits: int = _of("of these, requests for which a look found at least one page")
+    windowless_pages: int = _of(
+        "pages found at the end of a request's tail, the most of its looks, whose window pages, or state, nobody held"
+    )
+    plans_moved: int = _of("requests answered whose last plan moved at least one page")
+    plans_computed: int = _of("requests answered whose last plan computed a tail although a peer held pages of it")
+    fetches: int = _of("requests whose fetch was begun, under leases")
     fetches_refused: int = _of("leases refused because a page moved after the lookup; the request was computed instead")
     fetches_failed: int = _of(
         "copies that did not land: their requests are run again without the cache, or end with 503"

@@ -28,6 +28,7 @@ from banyan.sglang_plugin.rank.linker import BanyanLinker
 
 INIT = "sglang.srt.mem_cache.memory_pool.HybridReqToTokenPool._init_mamba_pool"
 FILL = "sglang.srt.mem_cache.unified_cache.components.mamba.MambaComponent.cleanup_after_caching_req"
+MATCH = "sglang.srt.mem_cache.unified_cache.components.mamba.MambaComponent.finalize_match_result_in_cache"
 NUM_SLOTS, TOKENS, NUM_STATES = 8, 64, 12
 LINEAR, FULL = [0, 2], [1, 3]
 NUM_LAYERS = len(LINEAR) + len(FULL)
@@ -253,6 +254,81 @@ def test_slots_when_some_are_read_then_only_an_allocation_that_these_would_satis
     assert slots.schedulable_available_size() == NUM_STATES - 1, "ranks in step plan nothing with what is read"
     assert slots.alloc(NUM_STATES) is None and slots.wait_us > 0
     assert reader.land() and len(slots.alloc(NUM_STATES)) == NUM_STATES
+
+
+class Tree:
+    """What of SGLang's cache a match touches, with states that nobody uses."""
+
+    def __init__(self, slots, unused=()):
+        self.req_to_token_pool, self._unused = slots, list(unused)
+        self.evicted, self.locked = [], []
+
+    def supports_prefix_sharing(self):
+        return True
+
+    def inc_lock_ref(self, node):
+        self.locked.append(node)
+        return SimpleNamespace(to_dec_params=lambda: node)
+
+    def dec_lock_ref(self, node, params):
+        assert params == node
+        self.locked.remove(node)
+
+    def evict_for_alloc(self, params):
+        assert self.locked == ["matched"], "what is being matched must stay"
+        self.evicted.append((params.num_tokens, params.mamba_num))
+        for _ in range(min(params.mamba_num, len(self._unused))):
+            self.req_to_token_pool.mamba_allocator.free(self._unused.pop())
+
+    def match(self, *, copies=True):
+        """The slot that SGLang takes for a copy of the matched state."""
+        original = hooked(MATCH, lambda component, params, result: self.req_to_token_pool.mamba_allocator.alloc(1))
+        params, result = SimpleNamespace(cow_mamba=copies), SimpleNamespace(best_match_node="matched")
+        return original(SimpleNamespace(cache=self), params, result)
+
+
+def held_state(monkeypatch):
+    """Slots all in use but one, which has been freed under a reader that stands still; slots of states in the tree."""
+    owner, reader = two_ranks(monkeypatch)
+    names = keys(1, 2)
+    _, state = owner.offload(names)
+    reader.lookup(names)
+    assert reader.load(names) is not None
+    slots = owner.slots.mamba_allocator
+    taken = slots.alloc(NUM_STATES - 1)
+    slots.free(state)
+    return owner, reader, taken.split(1)
+
+
+@pytest.mark.parametrize("old_s", [0.01, -1.0], ids=["now", "for long"])
+def test_state_when_its_reader_stands_still_then_another_is_evicted_in_its_place_and_the_match_is_locked(
+    monkeypatch, old_s
+):
+    monkeypatch.setattr(quarantine, "OLD_S", old_s)
+    owner, reader, unused = held_state(monkeypatch)
+    tree = Tree(owner.slots, unused[:2])
+    assert tree.match().tolist() == unused[1].tolist()
+    assert tree.evicted == [(0, 1)] and tree.locked == []
+    assert tree.match().tolist() == unused[0].tolist()
+    assert reader.land() and len(owner.slots.mamba_allocator.alloc(1)) == 1
+    assert tree.match(copies=False) is None and len(tree.evicted) == 2, "nobody reads any more"
+
+
+def test_state_when_a_rank_has_several_shards_then_none_evicts_alone_and_all_get_a_slot_or_none(monkeypatch):
+    monkeypatch.setattr(quarantine, "OLD_S", 0.01)
+    monkeypatch.setattr(state_pool, "READER_PATIENCE_S", 0.05)
+    owner, _, unused = held_state(monkeypatch)
+    slots, asked = owner.slots.mamba_allocator, []
+    slots.agreed = lambda granted: asked.append(granted) or False
+    slots.is_whole_rank = False
+    tree = Tree(owner.slots, unused[:2])
+    assert tree.match() is None and tree.evicted == [] and asked == [False]
+    slots.free(unused[0])
+    assert slots.alloc(1) is None and asked == [False, True], "another shard got none"
+    slots.alloc_group_begin(1)
+    assert slots.alloc(1) is None and asked == [False, True, True], "one by one or together, as it may be in each"
+    slots.alloc_group_end()
+    assert slots.free_slots.tolist() == unused[0].tolist()
 
 
 def test_slots_when_two_ranks_wait_for_what_each_was_promised_of_the_other_then_one_gives_up_and_both_go_on(

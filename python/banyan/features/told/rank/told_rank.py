@@ -51,6 +51,7 @@ class ToldRank(Attachment):
         global _at
         self._rank = rank
         self._is_stopped = False
+        self._num_untold = 0
         self._names = (f"told {number}" for number in itertools.count())
         self._told = Told(
             points.kept,
@@ -70,6 +71,7 @@ class ToldRank(Attachment):
         Raises:
             Refused: with the line for whoever has told it.
         """
+        self._num_untold += command.num_untold
         if self._is_stopped:
             raise Refused("this rank has stopped to share")
         if command.action is Action.LIST:
@@ -98,7 +100,7 @@ class ToldRank(Attachment):
                 num_pages = self._told.retain(tenant, keys, command.ttl_s, command.session, space=space)
                 return {"num_pages": num_pages, "num_pages_asked": len(keys)}
             case Action.RELEASE if command.takes_back:
-                self._told.take_back(tenant, keys)
+                self._told.take_back(tenant, keys, is_pin=command.takes_back is Action.PIN)
             case Action.RELEASE:
                 return {"num_pages": len(keys), "num_prefixes": self._told.release(tenant, keys)}
             case Action.PREFETCH:
@@ -188,6 +190,7 @@ class ToldRank(Attachment):
                 "num_tenants": len(tenants),
                 "most_pages_of_tenant": told.most_of_tenant,
                 "num_refused": told.num_refused,
+                "num_untold": self._num_untold,
             }
         }
 
