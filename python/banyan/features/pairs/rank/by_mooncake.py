@@ -72,6 +72,10 @@ class MooncakeHandOver(HandOver, MooncakeKVManager):
         self.screen()
         super().start_prefill_thread()
 
+    def start_decode_thread(self) -> None:
+        self.screen_decode()
+        super().start_decode_thread()
+
     def may_say(self, said: Any) -> bool:
         if isinstance(said, TransferInfo):
             return said.is_dummy or said.mooncake_session_id in self.decode_kv_args_table

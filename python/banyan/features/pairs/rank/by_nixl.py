@@ -64,6 +64,10 @@ class NixlHandOver(HandOver, LayerwiseSender, NixlKVManager):
         self.screen()
         super()._start_bootstrap_thread()
 
+    def _start_decode_listener_thread(self) -> None:
+        self.screen_decode()
+        super()._start_decode_listener_thread()
+
     def _add_remote_peer(self, decode_kv_args: Any) -> None:
         """Take a decode server in. One that does not fit is refused, and does not end the thread that serves all."""
         if not self.has_place(decode_kv_args.agent_name, decode_kv_args.endpoint):

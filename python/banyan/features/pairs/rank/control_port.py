@@ -102,8 +102,8 @@ class ScreenedSocket:
             if not self._has_warned:
                 self._has_warned = True
                 logger.warning(
-                    "banyan: dropped a message at the hand-over's control port that no decode server sends (more are "
-                    "only counted: foreign_hand_over_messages in /server_info)"
+                    "banyan: dropped a message at the hand-over's control port that no server of a pair sends (more "
+                    "are only counted: foreign_hand_over_messages in /server_info)"
                 )
         return list(message)
 

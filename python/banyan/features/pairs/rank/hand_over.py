@@ -32,6 +32,7 @@ from banyan.features.pairs.rank.control_port import (
     ScreenedSocket,
     is_of_staging,
 )
+from banyan.features.pairs.rank.prefill_messages import is_of_prefill_server
 from banyan.features.pairs.rank.sealed import receiver_context, sealing_what_listens
 from banyan.features.pairs.roles import weights_refusal
 from banyan.latest import Latest
@@ -110,8 +111,12 @@ class HandOver:
     # ---- the thread of the control port ------------------------------------------------------------------------
 
     def screen(self) -> None:
-        """To be called before SGLang's thread takes the socket."""
+        """To be called before SGLang's thread of a prefill server takes the socket."""
         self.server_socket: Any = ScreenedSocket(self.server_socket, self._is_foreign)
+
+    def screen_decode(self) -> None:
+        """The same on a decode server."""
+        self.server_socket = ScreenedSocket(self.server_socket, lambda said: not is_of_prefill_server(said, self))
 
     def _is_foreign(self, message: Sequence[bytes]) -> bool:
         """Whether SGLang is not to see it."""
