@@ -33,7 +33,7 @@ from banyan.features.pairs.rank.control_port import (
     is_of_staging,
 )
 from banyan.features.pairs.rank.prefill_messages import is_of_prefill_server
-from banyan.features.pairs.rank.sealed import receiver_context, sealing_what_listens
+from banyan.features.pairs.rank.sealed import guarding_what_listens, receiver_context
 from banyan.features.pairs.roles import weights_refusal
 from banyan.latest import Latest
 from banyan.sglang_plugin.rank.reporting import report
@@ -67,7 +67,7 @@ class HandOver:
     def __init__(self, *args: Any, **named: Any) -> None:
         # The threads start in here.
         self.prepare()
-        with sealing_what_listens():
+        with guarding_what_listens():
             super().__init__(*args, **named)
         self.attn_dp_rank = rank_to_name(self)
 
