@@ -22,7 +22,7 @@ from sglang.srt.disaggregation.base.conn import KVPoll
 from sglang.srt.disaggregation.common.conn import ABORT_TAG, AbortNotification, CommonKVReceiver
 
 from banyan.features.pairs.asked_rooms import AskedRooms
-from banyan.features.pairs.rank import at_rank
+from banyan.features.pairs.rank import at_rank, prefill_servers
 from banyan.features.pairs.rank.control_port import (
     DEFERRED_TAGS,
     MAX_PEERS,
@@ -47,6 +47,9 @@ MAX_GIVEN_UP = 4096
 OF_WEIGHTS = "banyan weights "
 """Begins what a prefill server tells of its weights, in the place of a name for the layout of its pool. SGLang has such
 names for pools with more than one layout, and compares them where both servers have one."""
+
+MAX_WHY = 500
+"""Letters of a reason that another server has had a part in."""
 
 GIVEN_UP = "the prefill server has given this request up"
 
@@ -98,9 +101,14 @@ class HandOver:
         decode server ends."""
         try:
             return bool(super().try_ensure_parallel_info(bootstrap_addr))  # type: ignore[misc]
-        except (RuntimeError, AssertionError, ValueError) as error:
-            _say_misfit(bootstrap_addr, str(error))
+        except Exception as error:  # noqa: BLE001 - said in the log
+            _say_misfit(bootstrap_addr, str(error)[:MAX_WHY] or repr(error))
             return False
+
+    def _resolve_rank_mapping(self, info: Any) -> None:
+        """SGLang reckons with what it has read, and enters it into its table then."""
+        prefill_servers.check(info)
+        super()._resolve_rank_mapping(info)  # type: ignore[misc]
 
     def has_other_weights(self, prefill_server: str) -> bool:
         """Whether that server has loaded other weights than this one. After an update nobody can tell."""
