@@ -220,7 +220,17 @@ def test_peers_when_more_say_where_their_pools_lie_than_there_are_then_the_next_
 
 @pytest.mark.parametrize(
     "changed",
-    [{1: b"9" * 4000}, {1: b"-1"}, {3: b"0"}, {3: b"70000"}, {4: b"n" * 300}, {7: b"0"}, {7: b"9" * 30}],
+    [
+        {1: b"9" * 4000},
+        {1: b"-1"},
+        {3: b"0"},
+        {3: b"70000"},
+        {4: b"n" * 300},
+        {7: b"0"},
+        {7: b"9" * 30},
+        {9: b"-16"},
+        {9: b"9" * 10},
+    ],
 )
 def test_message_when_its_numbers_are_those_of_no_decode_server_then_it_is_foreign(changed):
     manager = make_manager(SlowAgent(1))
