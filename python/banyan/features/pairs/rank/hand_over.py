@@ -14,12 +14,11 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import zmq
 from sglang.srt.disaggregation.base.conn import KVPoll
-from sglang.srt.disaggregation.common.conn import ABORT_TAG, AbortNotification, CommonKVReceiver
+from sglang.srt.disaggregation.common.conn import ABORT_TAG, AbortNotification, AckTarget, CommonKVReceiver
 
 from banyan.features.pairs.asked_rooms import AskedRooms
 from banyan.features.pairs.rank import at_rank, prefill_servers
@@ -35,9 +34,9 @@ from banyan.features.pairs.rank.control_port import (
 from banyan.features.pairs.rank.prefill_messages import is_of_prefill_server
 from banyan.features.pairs.rank.sealed import guarding_what_listens, receiver_context
 from banyan.features.pairs.roles import weights_refusal
+from banyan.features.pairs.tellers import Tellers
 from banyan.latest import Latest
 from banyan.sglang_plugin.rank.reporting import report
-from banyan.telemetry import noticed
 
 logger = logging.getLogger("banyan")
 
@@ -79,7 +78,7 @@ class HandOver:
         self.rooms = AskedRooms(time.monotonic)
         self._given_up: Latest[int, None] = Latest(MAX_GIVEN_UP)
         self._given_up_lock = threading.Lock()
-        self._teller = ThreadPoolExecutor(1, thread_name_prefix="banyan-tell")
+        self._tellers = Tellers()
 
     def add_transfer_request(self, bootstrap_room: int, kv_indices: Any, *more: Any, **named: Any) -> Any:
         """SGLang queues here what a request has to send: its pages, or those of a chunk."""
@@ -200,14 +199,20 @@ class HandOver:
         for forgotten in self.rooms.left(room):
             self._forget_room(forgotten)
 
-    def send_kv_status_message(self, *, status: Any, **said: Any) -> None:
-        """SGLang tells decode servers here. Of failures a thread of their own tells: the scheduler itself meets them,
-        and behind a decode server that reads nothing a message waits for 30 s."""
+    def send_kv_status_message(self, *, targets: Sequence[tuple[str, int]], status: Any, **said: Any) -> None:
+        """SGLang tells decode servers here. Of failures threads of their own tell: the scheduler itself meets them, and
+        behind a decode server that reads nothing a message waits for 30 s."""
         tell = functools.partial(super().send_kv_status_message, status=status, **said)  # type: ignore[misc]
-        if status == KVPoll.Failed:
-            noticed(self._teller.submit(tell), name="banyan-tell", feature="telling decode servers of failures")
-        else:
-            tell()
+        if status != KVPoll.Failed:
+            tell(targets=targets)
+            return
+        for target in targets:
+            self._tellers.tell(target, functools.partial(tell, targets=[target]))
+
+    def _send_abort_ack(self, room: int, target: AckTarget) -> None:
+        """SGLang acknowledges an abort here, on the thread of the control port too, which hears all decode servers."""
+        send = functools.partial(super()._send_abort_ack, room, target)  # type: ignore[misc]
+        self._tellers.tell((target.ip, target.port), send)
 
     def update_status(self, bootstrap_room: int, status: Any) -> None:
         """SGLang says here that a decode server has asked for this room."""
