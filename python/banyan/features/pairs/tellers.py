@@ -4,7 +4,8 @@ a minute, and nobody else is to wait behind it.
 
 Invariants
   1. To one address messages go in the order in which they came.
-  2. No more than ``MAX_WAITING`` wait for an address. Further ones are not told: their requests end by a time-out.
+  2. There are no more than ``MAX_ADDRESSES`` threads: further addresses share the first.
+  3. No more than ``MAX_WAITING`` wait for an address. Further ones are not told: their requests end by a time-out.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from banyan.telemetry import start_thread
 logger = logging.getLogger("banyan")
 
 MAX_WAITING = 1024
+MAX_ADDRESSES = 1024
 
 
 class Tellers:
@@ -41,6 +43,8 @@ class Tellers:
     def _line(self, address: Hashable) -> queue.Queue[Callable[[], Any]]:
         """What waits for it."""
         with self._lock:
+            if len(self._waiting) >= MAX_ADDRESSES and address not in self._waiting:
+                address = next(iter(self._waiting))
             if address not in self._waiting:
                 waiting: queue.Queue[Callable[[], Any]] = queue.Queue(MAX_WAITING)
                 start_thread(lambda: _say_all(waiting), name="banyan-tell", feature=f"telling {address}")

@@ -45,6 +45,14 @@ def test_message_when_too_many_wait_then_it_is_dropped_and_said(monkeypatch, cap
         told.get(timeout=0.1)
 
 
+def test_messages_when_they_are_for_more_addresses_than_may_have_a_thread_then_all_are_told(monkeypatch):
+    monkeypatch.setattr(tellers, "MAX_ADDRESSES", 2)
+    told, made = queue.Queue(), Tellers()
+    for number in range(5):
+        made.tell(number, lambda number=number: told.put(number))
+    assert {told.get(timeout=10) for _ in range(5)} == set(range(5)) and len(made._waiting) == 2
+
+
 def test_message_when_there_is_no_thread_left_then_it_is_told_here(monkeypatch):
     told, made = [], Tellers()
 

@@ -13,7 +13,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import zmq
@@ -141,9 +141,10 @@ class HandOver:
             return True
         if message[len(self.messages.guard)] == REGISTRATION:
             return False
-        if len(manager.transfer_infos.get(said.room, ())) >= MAX_PEERS:
+        num_bytes = sum(map(len, message))
+        if _is_complete(manager.transfer_infos.get(said.room)) or not self.rooms.may_ask(said.room, num_bytes):
             return True
-        for forgotten in self.rooms.asked(said.room, sum(map(len, message))):
+        for forgotten in self.rooms.asked(said.room, num_bytes):
             self._forget_room(forgotten)
         return False
 
@@ -228,6 +229,12 @@ class HandOver:
     def _is_given_up(self, room: int) -> bool:
         with self._given_up_lock:
             return self._given_up.pop(room, self) is None
+
+
+def _is_complete(infos: Mapping[str, Any] | None) -> bool:
+    """Whether a room has been asked for by all whom the first of them has announced. SGLang's other threads go through
+    them from then on, and end at one more."""
+    return infos is not None and 0 < len(infos) >= next(iter(infos.values())).required_dst_info_num
 
 
 class TellingSender:
