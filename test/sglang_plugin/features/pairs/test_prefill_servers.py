@@ -37,10 +37,11 @@ class Manager(HandOver, CommonKVManager):
         self._deferred_ack_targets, self._deferred_ack_poisoned_rooms, self._staging_outstanding = {}, set(), {}
 
 
-def answering(monkeypatch, said, status=200):
-    answer = SimpleNamespace(status_code=status, json=lambda: said, text="")
+def answering(monkeypatch, said, row=None):
+    """``said``: of the server, or of rooms."""
+    answer, of_rank = (SimpleNamespace(status_code=200, json=dict(each).copy, text="") for each in (said, row or {}))
     monkeypatch.setattr(conn.requests, "get", lambda url, timeout: answer)
-    session = SimpleNamespace(get=lambda url, timeout: answer, post=lambda url, json, timeout: answer)
+    session = SimpleNamespace(get=lambda url, timeout: of_rank, post=lambda url, json, timeout: answer)
     monkeypatch.setattr(conn, "_get_bootstrap_session", lambda address: session)
 
 
@@ -68,6 +69,29 @@ def test_decode_server_when_a_prefill_server_says_what_it_is_then_it_is_known(mo
     assert manager.try_ensure_parallel_info(ADDRESS) and ADDRESS in manager.prefill_info_table
 
 
+def receiver_of(engine, manager):
+    kind = engine.CLASSES[KVClassType.RECEIVER]
+    receiver = kind.__new__(kind)
+    receiver.kv_mgr, receiver.bootstrap_addr, receiver.bootstrap_room = manager, ADDRESS, ROOM
+    return receiver
+
+
+@pytest.mark.parametrize("engine", [by_nixl, by_mooncake], ids=["nixl", "mooncake"])
+def test_request_when_another_server_has_come_to_the_address_then_it_fails_and_the_next_one_knows(monkeypatch, engine):
+    manager, row = Manager(), {"rank_ip": "10.0.0.1", "rank_port": 5}
+    answering(monkeypatch, SAID | {"kv_layout": "a"}, row)
+    assert manager.try_ensure_parallel_info(ADDRESS)
+    receiver = receiver_of(engine, manager)
+    assert receiver._get_bootstrap_info_from_server(0, 0, 0, 0) == row | {"pp_rank": 0}
+    answering(monkeypatch, SAID | {"kv_layout": "b"}, row)
+    assert receiver._get_bootstrap_info_from_server(0, 0, 0, 0) is None
+    assert manager.prefill_info_table[ADDRESS].kv_layout == "b"
+    assert receiver._get_bootstrap_info_from_server(0, 0, 0, 0) is not None
+    answering(monkeypatch, SAID | {"page_size": 32}, row)
+    assert receiver._get_bootstrap_info_from_server(0, 0, 0, 0) is None
+    assert manager.prefill_info_table[ADDRESS].kv_layout == "b"
+
+
 @pytest.mark.parametrize("engine", [by_nixl, by_mooncake], ids=["nixl", "mooncake"])
 @pytest.mark.parametrize("row", [{}, {"rank_ip": "10.0.0.1"}, {"rank_ip": 5, "rank_port": {}}], ids=str)
 def test_request_when_the_row_of_a_prefill_servers_rank_cannot_be_read_then_it_fails_and_the_decode_server_goes_on(
@@ -78,10 +102,8 @@ def test_request_when_the_row_of_a_prefill_servers_rank_cannot_be_read_then_it_f
     monkeypatch.setattr(conn, "get_disagg", lambda: SimpleNamespace(disaggregation_decode_allocation_policy="early"))
     answering(monkeypatch, SAID)
     assert manager.try_ensure_parallel_info(ADDRESS)
-    answering(monkeypatch, row)
-    kind = engine.CLASSES[KVClassType.RECEIVER]
-    receiver = kind.__new__(kind)
-    receiver.kv_mgr, receiver.bootstrap_addr, receiver.bootstrap_room = manager, ADDRESS, ROOM
+    answering(monkeypatch, SAID, row)
+    receiver = receiver_of(engine, manager)
     receiver.conclude_state, receiver._connection_pool_entries, receiver.require_staging = None, {}, False
     receiver.abort_notified = False
     manager.update_status(ROOM, KVPoll.Bootstrapping)
@@ -112,5 +134,6 @@ def test_check_when_sizes_are_those_of_a_large_server_then_it_passes():
 
 def test_query_when_it_is_sglangs_alone_then_a_list_is_passed_on(monkeypatch):
     """When this fails, SGLang has learnt it."""
-    answering(monkeypatch, [1])
+    answer = SimpleNamespace(status_code=200, json=lambda: [1])
+    monkeypatch.setattr(conn, "_get_bootstrap_session", lambda address: SimpleNamespace(post=lambda *_, **__: answer))
     assert CommonKVReceiver.query_prefill_dp_ranks(ADDRESS, [ROOM]) == [1]

@@ -54,6 +54,25 @@ class CheckedReceiver:
             receiver.kv_mgr.update_status(receiver.bootstrap_room, KVPoll.Failed)
             receiver.conclude_state = KVPoll.Failed
 
+    def _get_bootstrap_info_from_server(self, *rank: int) -> dict[str, Any] | None:
+        """SGLang asks here where a rank listens, once. What it knows of the server may be of one that was there before,
+        of which it learns by missed heartbeats alone: this request fails then, and the next one knows."""
+        row: dict[str, Any] | None = super()._get_bootstrap_info_from_server(*rank)  # type: ignore[misc]
+        receiver: Any = self
+        return row if row is None or _is_the_same(receiver.kv_mgr, receiver.bootstrap_addr) else None
+
+
+def _is_the_same(manager: Any, prefill_server: str) -> bool:
+    """Whether the server at that address still says of itself what it said; what it says now is known from now on."""
+    table = manager.prefill_info_table
+    known = table.pop(prefill_server, None)
+    if manager.try_ensure_parallel_info(prefill_server):
+        return bool(table.get(prefill_server) == known)
+    if known is not None:
+        # Heartbeats go on, for the requests that are under way.
+        table.setdefault(prefill_server, known)
+    return False
+
 
 def around_query_prefill_dp_ranks(
     original: Callable[..., Any], bootstrap_addr: str, bootstrap_rooms: Sequence[int]
