@@ -122,7 +122,7 @@ class Counters:
     handed_over_pages: int = _of("pages that this prefill server's rank has passed to decode servers")
     advanced_pages: int = _of("pages of these whose first layers left while later ones were computed")
     foreign_hand_over_messages: int = _of(
-        "messages at a prefill server's control socket that no decode server sends, dropped"
+        "messages at the control socket of a pair's server that the other one does not send, dropped"
     )
     threads_ended: int = _of("threads of Banyan's in this process that have ended by a fault: the log says what is off")
     resets: int = _of("flushes of this rank's cache")

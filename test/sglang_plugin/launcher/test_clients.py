@@ -254,6 +254,22 @@ def test_batch_when_it_comes_to_a_pair_then_each_of_its_prompts_has_a_room(monke
     assert [asked[number].bootstrap_room for number in range(3)] == [7, 8, 9]
 
 
+@pytest.mark.parametrize(
+    ("mode", "host", "taken"),
+    [("prefill", "10.0.0.1", [(7, "a")]), ("decode", None, [(7, "a")]), ("decode", "2.2.2.2", []), ("null", None, [])],
+)
+def test_room_when_a_request_comes_to_a_pair_then_it_is_taken_but_for_those_that_meet_nobody(
+    monkeypatch, mode, host, taken
+):
+    monkeypatch.setattr(clients.runtime, "disaggregation_mode", lambda: mode)
+    monkeypatch.setattr(clients.runtime, "config", object)
+    said = []
+    monkeypatch.setattr(clients.taken_ids, "take_room", lambda room, rid: said.append((room, rid)))
+    obj = SimpleNamespace(rid="a", bootstrap_host=host, bootstrap_room=7)
+    clients.before_validate_one_request(MANAGER, obj, [5])
+    assert said == taken
+
+
 @pytest.mark.parametrize("lora_id", ["x", [], ["x"]])
 def test_adapter_when_a_client_names_it_by_its_id_then_the_request_is_refused(lora_id):
     with pytest.raises(clients.BadRequest, match="lora_path"):

@@ -23,7 +23,8 @@ def one_of_several(tmp_path, monkeypatch):
     monkeypatch.setattr(runtime, "is_sharing", lambda: True)
     monkeypatch.setattr(runtime, "is_front", lambda: True)
     monkeypatch.setattr(taken_ids, "_path", lambda: str(table))
-    monkeypatch.setattr(taken_ids, "_taken", {})
+    for name in ("_taken", "_rooms", "_room_of"):
+        monkeypatch.setattr(taken_ids, name, {})
     monkeypatch.setattr(taken_ids, "_is_looking", False)
     taken_ids._file.cache_clear()
 
@@ -32,9 +33,10 @@ def manager(*rids):
     return SimpleNamespace(rid_to_state=dict.fromkeys(rids))
 
 
-def take(rid, known):
+def take(rid, known, room=None):
     async def begin():
         taken_ids.take(rid, known)
+        taken_ids.take_room(room, rid)
 
     asyncio.run(begin())
 
@@ -48,13 +50,13 @@ def other_worker():
         taken_ids._file.cache_clear()
         known = manager("a", "\ud800")
         while True:
-            rid = theirs.recv()
+            rid, room = theirs.recv()
             try:
                 if rid is None:
                     known.rid_to_state.clear()
                     taken_ids.let_go(["a", "\ud800"], known)
                 else:
-                    take(rid, known)
+                    take(rid, known, room)
                 theirs.send("done")
             except BadRequest as error:
                 theirs.send(str(error))
@@ -62,8 +64,8 @@ def other_worker():
     process = multiprocessing.get_context("fork").Process(target=obey, daemon=True)
     process.start()
 
-    def ask(rid):
-        ours.send(rid)
+    def ask(rid, room=None):
+        ours.send((rid, room))
         return ours.recv()
 
     ask.pid = process.pid
@@ -115,3 +117,26 @@ def test_id_when_sglang_forgets_it_while_nobody_waits_then_it_is_free_soon(other
 
     asyncio.run(asyncio.wait_for(run(), 10))
     assert other_worker("a") == "done" and list(taken_ids._taken) == ["b"]
+
+
+def test_room_when_another_request_here_or_at_another_worker_is_under_way_in_it_then_refused_until_that_is_over(
+    other_worker,
+):
+    take("b", manager("b"), 7)
+    take("b", manager("b"), 7)
+    with pytest.raises(BadRequest, match="leave it to the router"):
+        take("c", manager("c"), 7)
+    assert "under way in 7" in other_worker("a", 7)
+    assert other_worker("a", 8) == "done"
+    with pytest.raises(BadRequest, match="leave it to the router"):
+        take("d", manager("d"), 8)
+    taken_ids.let_go("b", manager())
+    take("c", manager("c"), 7)
+    assert other_worker(None) == "done"
+    take("d", manager("d"), 8)
+
+
+@pytest.mark.parametrize("room", [-1, 1 << 63, "7", 7.0, [7]])
+def test_room_when_it_is_none_that_decode_servers_can_ask_for_then_refused(room):
+    with pytest.raises(BadRequest, match="63 bits"):
+        take("a", manager("a"), room)

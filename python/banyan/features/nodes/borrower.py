@@ -384,7 +384,13 @@ class Borrower:
     def _begin_pull(self, node: int, pull: Pull, remote_lease: RemoteLease, host: str) -> None:
         # It waits until a thread has it: there may be none.
         since = self._num_given_up, self._num_losses[node]
-        carrying = self._executors[node].submit(self._carry, node, pull, remote_lease, host, since)
+        try:
+            carrying = self._executors[node].submit(self._carry, node, pull, remote_lease, host, since)
+        except RuntimeError as error:
+            logger.warning("banyan: pages from the node at %s: %s; they are computed", self._nodes[node], error)
+            self._let_go(pull)
+            self._connections.send(node, Return(remote_lease.token))
+            return
         noticed(carrying, name="banyan-pull", feature="a pull from another node")
         self._lent.append(_Lent(node, pull, remote_lease.token, self._clock() + TURN_S))
 

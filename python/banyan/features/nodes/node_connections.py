@@ -28,6 +28,9 @@ SILENCE_MS = 10_000
 """A connection that carries nothing for so long, heartbeats included, is given up. A path may forget one that is idle
 and tell neither end, and a host that loses its power says nothing."""
 
+MOST_QUEUED = 64
+"""Messages of one node, before the thread that waits takes them. A node that sends more waits."""
+
 
 @dataclass(frozen=True, slots=True)
 class NodeMessage:
@@ -119,6 +122,7 @@ def _connect(context: zmq.Context[zmq.Socket[bytes]], node: Address, keys: Keys)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.borrower.public)
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.borrower.secret)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.setsockopt(zmq.RCVHWM, MOST_QUEUED)
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, MOST_RECONNECT_MS)
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)

@@ -7,7 +7,8 @@ room of a request that is aborted while it waits, or between two chunks.
 Invariants
   1. No more than ``max_rooms`` wait for their request, nor more than were asked for by ``max_bytes``, and none for
      longer than ``patience_s`` once others are asked for: the oldest are to be forgotten. So are those that were left.
-  2. A room is its request's from ``claim`` until ``release``, and is not forgotten meanwhile.
+  2. A room is its request's from ``claim`` until ``release``, and is not forgotten meanwhile. Together those were asked
+     for by ``max_claimed_bytes`` at most: who asks for more is to be passed over (``may_ask``).
 
 A room: asked for -> claimed -> released, or left; or claimed -> asked for; or asked for, or left -> forgotten. Any
 thread.
@@ -22,6 +23,8 @@ MAX_ROOMS = 4096
 MAX_BYTES = 256 << 20
 """A prompt of a million tokens is asked for by 4 MB where a page is one token, else by a few hundred KB at most."""
 
+MAX_CLAIMED_BYTES = 1 << 30
+
 PATIENCE_S = 300.0
 """As long as SGLang waits for the other half of a hand-over."""
 
@@ -35,18 +38,25 @@ class AskedRooms:
         *,
         max_rooms: int = MAX_ROOMS,
         max_bytes: int = MAX_BYTES,
+        max_claimed_bytes: int = MAX_CLAIMED_BYTES,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._waiting = _Rooms(max_rooms, max_bytes, patience_s)
         self._left = _Rooms(max_rooms, max_bytes, patience_s)
+        self._max_claimed_bytes = max_claimed_bytes
         self._claimed: dict[int, int] = {}
         """By how many bytes each was asked for."""
 
     def __len__(self) -> int:
         """How many wait for their request."""
         return len(self._waiting.since_s)
+
+    def may_ask(self, room: int, num_bytes: int) -> bool:
+        """Whether so many bytes more have a place."""
+        with self._lock:
+            return room not in self._claimed or sum(self._claimed.values()) + num_bytes <= self._max_claimed_bytes
 
     def asked(self, room: int, num_bytes: int) -> list[int]:
         """A decode server's rank asks for it, by so many bytes."""

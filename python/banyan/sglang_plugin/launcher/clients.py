@@ -19,6 +19,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST
 from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope, decode_kv_hints_envelope
 from sglang.srt.runtime_context import get_observability
 
@@ -123,6 +124,8 @@ def before_validate_one_request(manager: Any, obj: Any, input_ids: Sequence[int]
     if input_ids is not None and not len(input_ids) and not (isinstance(session, dict) and session.get("id")):
         raise BadRequest("a prompt has no tokens")
     taken_ids.take(getattr(obj, "rid", None), manager)
+    if is_of_a_pair and getattr(obj, "bootstrap_host", None) != FAKE_BOOTSTRAP_HOST:
+        taken_ids.take_room(getattr(obj, "bootstrap_room", None), obj.rid)
 
 
 def _check_samples(obj: Any) -> None:

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ids of requests that are under way, where several processes answer HTTP (``--tokenizer-worker-num``).
+"""Ids of requests that are under way, where several processes answer HTTP (``--tokenizer-worker-num``), and rooms of
+pairs.
 
 Of two requests with one id SGLang refuses the second, but each of these processes knows its own only. The detokenizer,
 which is one for all of them, knows requests by nothing else: it makes one text of the tokens of both, and it ends when
 both are over in one step. Then the server answers nobody any more.
 
+Of two requests in one room a rank ends, or the second waits for ever; SGLang does not compare rooms at all.
+
 Invariants
-  1. An id is under way at one process at a time, for as long as SGLang knows the request there.
+  1. An id is under way at one process at a time, for as long as SGLang knows the request there. A room is one id's.
   2. It is free again when its process ends, however that comes: it is a lock on one byte, at the id's digest, of a file
      that all processes of the server have.
 """
@@ -29,7 +32,11 @@ from banyan.sglang_plugin.prompt_refusals import BadRequest
 LOOK_PERIOD_S = 0.5
 """For requests whose client has gone: SGLang knows them until their rank has ended them."""
 
+MAX_ROOM = 1 << 63
+
 _taken: dict[str, int] = {}  # where its byte is
+_rooms: dict[int, int] = {}
+_room_of: dict[str, int] = {}
 _is_looking = False
 
 
@@ -41,7 +48,7 @@ def take(rid: Any, manager: Any) -> None:
     """
     if not runtime.is_front() or not runtime.is_sharing() or not isinstance(rid, str) or rid in _taken:
         return
-    place = int.from_bytes(hashlib.blake2b(rid.encode(errors="surrogatepass"), digest_size=8).digest()) >> 2
+    place = _place(rid)
     try:
         _lock(fcntl.F_WRLCK, place)
     except BlockingIOError:
@@ -50,11 +57,38 @@ def take(rid: Any, manager: Any) -> None:
     _look_later(manager)
 
 
+def take_room(room: Any, rid: Any) -> None:
+    """The request with this id, which is taken, meets its other half in this room.
+
+    Raises:
+        BadRequest: where another one does, or there is no such room.
+    """
+    if room is None or rid not in _taken or _room_of.get(rid) == room:
+        return
+    if not isinstance(room, int) or not 0 <= room < MAX_ROOM:
+        raise BadRequest("bootstrap_room: a number of 63 bits")
+    place = _place(f"bootstrap_room {room}")
+    try:
+        if room in _rooms:
+            raise BlockingIOError
+        _lock(fcntl.F_WRLCK, place)
+    except BlockingIOError:
+        raise BadRequest(f"bootstrap_room: a request is under way in {room}: leave it to the router") from None
+    _rooms[room] = place
+    _room_of[rid] = room
+
+
+def _place(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest()) >> 2
+
+
 def let_go(rids: Any, manager: Any) -> None:
     """Of these, one or a list, whatever a client has said, those that SGLang does not know any more."""
     for rid in rids if isinstance(rids, list) else [rids]:
         if isinstance(rid, str) and rid in _taken and rid not in manager.rid_to_state:
             _lock(fcntl.F_UNLCK, _taken.pop(rid))
+            if rid in _room_of:
+                _lock(fcntl.F_UNLCK, _rooms.pop(_room_of.pop(rid)))
 
 
 def _look_later(manager: Any) -> None:

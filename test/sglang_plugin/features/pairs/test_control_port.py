@@ -201,10 +201,22 @@ def test_rooms_when_nobody_comes_to_them_then_the_oldest_are_forgotten_and_those
     assert sorted(manager.transfer_infos) == sorted(manager.request_status) == left
 
 
-def test_room_when_more_ranks_ask_for_it_than_a_request_has_then_the_next_is_foreign():
+def test_room_when_as_many_have_asked_for_it_as_it_needs_then_any_other_is_foreign():
+    for manager, asks in ((make_manager(SlowAgent(1)), asking), (of_mooncakes(), asking_by_mooncake)):
+        manager.decode_kv_args_table.setdefault(SESSION.decode(), None)
+        info = SimpleNamespace(required_dst_info_num=2)
+        manager.transfer_infos[3] = {"one": info}
+        assert not manager._is_foreign(asks(3))
+        manager.transfer_infos[3] = {"one": info, "another": info}
+        assert manager._is_foreign(asks(3)) and not manager._is_foreign(asks(4))
+
+
+def test_room_when_it_has_a_request_and_is_asked_for_by_too_many_bytes_then_the_message_is_foreign():
     manager = make_manager(SlowAgent(1))
-    manager.transfer_infos[3] = dict.fromkeys(range(MAX_PEERS))
-    assert manager._is_foreign(asking(3)) and not manager._is_foreign(asking(4))
+    manager.rooms = AskedRooms(time.monotonic, max_claimed_bytes=sum(map(len, asking(3))) + 1)
+    for room in (3, 4):
+        manager.rooms.claim(room)
+    assert not manager._is_foreign(asking(3)) and manager._is_foreign(asking(4)) and not manager._is_foreign(asking(5))
 
 
 def test_peers_when_more_say_where_their_pools_lie_than_there_are_then_the_next_is_not_taken_in(monkeypatch, caplog):
@@ -220,7 +232,17 @@ def test_peers_when_more_say_where_their_pools_lie_than_there_are_then_the_next_
 
 @pytest.mark.parametrize(
     "changed",
-    [{1: b"9" * 4000}, {1: b"-1"}, {3: b"0"}, {3: b"70000"}, {4: b"n" * 300}, {7: b"0"}, {7: b"9" * 30}],
+    [
+        {1: b"9" * 4000},
+        {1: b"-1"},
+        {3: b"0"},
+        {3: b"70000"},
+        {4: b"n" * 300},
+        {7: b"0"},
+        {7: b"9" * 30},
+        {9: b"-16"},
+        {9: b"9" * 10},
+    ],
 )
 def test_message_when_its_numbers_are_those_of_no_decode_server_then_it_is_foreign(changed):
     manager = make_manager(SlowAgent(1))

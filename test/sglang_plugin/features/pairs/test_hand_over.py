@@ -91,6 +91,25 @@ def test_abort_when_a_message_to_the_decode_server_waits_then_the_scheduler_does
     assert [told.get(timeout=10)["bootstrap_room"] for _ in rooms] == rooms
 
 
+def test_abort_when_a_decode_server_reads_no_acknowledgement_then_the_control_port_and_others_do_not_wait(
+    manager, monkeypatch
+):
+    reads, told = threading.Event(), queue.Queue()
+
+    def acknowledge(self, room, target):
+        assert target.ip != DECODE[0] or reads.wait(10)
+        told.put(target.ip)
+
+    monkeypatch.setattr(conn.CommonKVManager, "_send_abort_ack", acknowledge)
+    manager.enable_deferred_decode_kv_release = True
+    for ip in (DECODE[0], "10.0.0.3"):
+        notice = conn.AbortNotification(room=ROOM, decode_ip=ip, decode_port=DECODE[1], generation=1)
+        assert manager._handle_abort_notification(notice.to_zmq())
+    assert told.get(timeout=10) == "10.0.0.3"
+    reads.set()
+    assert told.get(timeout=10) == DECODE[0]
+
+
 def test_abort_when_the_decode_server_has_not_asked_yet_then_it_is_told_when_it_asks(manager):
     sender = sender_of(manager)
     sender.abort()

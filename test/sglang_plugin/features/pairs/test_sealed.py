@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang's own functions that make and connect control sockets, with a secret and without."""
 
+import contextlib
+import socket as sockets
 from types import SimpleNamespace
 
 import pytest
@@ -36,7 +38,7 @@ def context():
 
 def control_port(context):
     """As SGLang's manager makes it."""
-    with sealed.sealing_what_listens():
+    with sealed.guarding_what_listens():
         return conn.get_zmq_socket_on_host(context, zmq.PULL, host="127.0.0.1")
 
 
@@ -81,6 +83,58 @@ def test_manager_when_it_was_made_then_sglangs_function_is_as_before(secret, con
     before = conn.get_zmq_socket_on_host
     control_port(context)
     assert conn.get_zmq_socket_on_host is before
+
+
+READY = b"\x04\x1a" + b"\x05READY" + b"\x0bSocket-Type" + (4).to_bytes(4, "big") + b"PUSH"
+
+
+def greeting(mechanism):
+    return b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + mechanism.ljust(20, b"\0") + bytes(32)
+
+
+def long_frame(flags):
+    return bytes([flags]) + (200 << 20).to_bytes(8, "big")
+
+
+@pytest.mark.parametrize(
+    ("is_sealed", "said"),
+    [
+        (False, greeting(b"NULL") + long_frame(6)),
+        (False, greeting(b"NULL") + READY + long_frame(2)),
+        (True, greeting(b"CURVE") + long_frame(6)),
+    ],
+    ids=["in the handshake", "as a message", "in the handshake of CURVE"],
+)
+def test_control_port_when_a_stranger_announces_more_bytes_than_any_message_has_then_it_is_cut_off(
+    request, monkeypatch, context, is_sealed, said
+):
+    if is_sealed:
+        request.getfixturevalue("secret")
+    else:
+        monkeypatch.setattr(runtime, "config", lambda: SimpleNamespace(secret_file=""))
+    port, _ = control_port(context)
+    # It is told the listener's half of the handshake, and then the connection ends.
+    with (
+        contextlib.suppress(ConnectionResetError),
+        sockets.create_connection(("127.0.0.1", port), timeout=3) as stranger,
+    ):
+        stranger.sendall(said)
+        while stranger.recv(4096):
+            pass
+
+
+def test_control_port_when_nobody_reads_it_then_no_more_messages_are_taken_in_than_may_wait(monkeypatch, context):
+    monkeypatch.setattr(runtime, "config", lambda: SimpleNamespace(secret_file=""))
+    port, socket = control_port(context)
+    assert socket.getsockopt(zmq.RCVHWM) == sealed.MOST_QUEUED
+    with zmq.Context() as there, there.socket(zmq.PUSH) as sender:
+        sender.setsockopt(zmq.LINGER, 0)
+        sender.setsockopt(zmq.SNDHWM, 1)
+        sender.setsockopt(zmq.SNDTIMEO, 500)
+        sender.connect(f"tcp://127.0.0.1:{port}")
+        with pytest.raises(zmq.Again):
+            for _ in range(4 * sealed.MOST_QUEUED):
+                sender.send(bytes(1 << 20))
 
 
 def test_secret_when_others_may_read_it_then_the_server_is_refused(secret, context, monkeypatch):

@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+import zmq
 from test.unit.features.nodes.rig import KEYS, free_address, until
 
 from banyan.core import Address
@@ -39,6 +40,10 @@ def test_wait_when_it_is_woken_then_it_ends_without_a_message_and_the_next_one_w
 
 def test_send_when_nobody_listens_there_then_it_says_so_and_does_not_wait(connections):
     assert not connections.send(1, Ask(1, b"n" * 32, b""))
+
+
+def test_connections_when_nobody_takes_what_nodes_send_then_few_messages_of_each_wait(connections):
+    assert {socket.getsockopt(zmq.RCVHWM) for socket in connections._sockets} == {node_connections.MOST_QUEUED}
 
 
 class Mute(threading.Thread):

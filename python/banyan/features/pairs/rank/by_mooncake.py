@@ -25,6 +25,7 @@ from sglang.srt.disaggregation.utils import KVClassType
 
 from banyan.features.pairs.rank.control_port import MAX_NAME, MAX_PEERS, ControlMessages, is_room
 from banyan.features.pairs.rank.hand_over import HandOver, TellingSender
+from banyan.features.pairs.rank.prefill_servers import CheckedReceiver
 from banyan.features.pairs.rank.taking_back import TakingReceiver
 from banyan.sglang_plugin import runtime
 
@@ -72,6 +73,10 @@ class MooncakeHandOver(HandOver, MooncakeKVManager):
         self.screen()
         super().start_prefill_thread()
 
+    def start_decode_thread(self) -> None:
+        self.screen_decode()
+        super().start_decode_thread()
+
     def may_say(self, said: Any) -> bool:
         if isinstance(said, TransferInfo):
             return said.is_dummy or said.mooncake_session_id in self.decode_kv_args_table
@@ -102,7 +107,7 @@ class MooncakeSender(TellingSender, MooncakeKVSender):
         return runtime.is_on_gpu()
 
 
-class MooncakeReceiver(TakingReceiver, MooncakeKVReceiver):
+class MooncakeReceiver(TakingReceiver, CheckedReceiver, MooncakeKVReceiver):
     """What a decode server's requests receive with."""
 
 

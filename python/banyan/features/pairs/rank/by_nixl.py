@@ -24,6 +24,7 @@ from sglang.srt.disaggregation.utils import KVClassType
 from banyan.features.pairs.rank.control_port import MAX_NAME, MAX_PEERS, ControlMessages, is_room
 from banyan.features.pairs.rank.hand_over import HandOver, TellingSender
 from banyan.features.pairs.rank.layerwise import LayerwiseSender
+from banyan.features.pairs.rank.prefill_servers import CheckedReceiver
 from banyan.features.pairs.rank.taking_back import TakingReceiver
 from banyan.sglang_plugin import runtime
 from banyan.transport.nixl.agent import pausing_progress
@@ -64,6 +65,10 @@ class NixlHandOver(HandOver, LayerwiseSender, NixlKVManager):
         self.screen()
         super()._start_bootstrap_thread()
 
+    def _start_decode_listener_thread(self) -> None:
+        self.screen_decode()
+        super()._start_decode_listener_thread()
+
     def _add_remote_peer(self, decode_kv_args: Any) -> None:
         """Take a decode server in. One that does not fit is refused, and does not end the thread that serves all."""
         if not self.has_place(decode_kv_args.agent_name, decode_kv_args.endpoint):
@@ -99,7 +104,7 @@ class NixlSender(TellingSender, NixlKVSender):
         return most
 
 
-class NixlReceiver(TakingReceiver, NixlKVReceiver):
+class NixlReceiver(TakingReceiver, CheckedReceiver, NixlKVReceiver):
     """What a decode server's requests receive with."""
 
 

@@ -31,6 +31,9 @@ MAX_NAME = 256
 MAX_PEERS = 1024
 """Ranks of decode servers that a rank hears of; and those of one request."""
 
+MAX_TOKENS = 1 << 31
+"""Of a prompt."""
+
 REGISTRATION = b"None"
 """In the place of a room's number: a decode server tells where its pool lies."""
 
@@ -72,7 +75,8 @@ def has_address(said: Any) -> bool:
 
 def is_room(said: Any) -> bool:
     """Whether a request could be asked for so."""
-    return 0 <= said.room < 1 << 63 and 0 < said.required_dst_info_num <= MAX_PEERS
+    has_numbers = 0 <= said.room < 1 << 63 and 0 < said.required_dst_info_num <= MAX_PEERS
+    return has_numbers and 0 <= (said.decode_prefix_len or 0) < MAX_TOKENS
 
 
 def is_of_staging(message: Sequence[bytes], sessions: Container[str]) -> bool:
@@ -102,8 +106,8 @@ class ScreenedSocket:
             if not self._has_warned:
                 self._has_warned = True
                 logger.warning(
-                    "banyan: dropped a message at the hand-over's control port that no decode server sends (more are "
-                    "only counted: foreign_hand_over_messages in /server_info)"
+                    "banyan: dropped a message at the hand-over's control port that no server of a pair sends (more "
+                    "are only counted: foreign_hand_over_messages in /server_info)"
                 )
         return list(message)
 

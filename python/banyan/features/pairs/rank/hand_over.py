@@ -17,16 +17,15 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import zmq
 from sglang.srt.disaggregation.base.conn import KVPoll
-from sglang.srt.disaggregation.common.conn import ABORT_TAG, AbortNotification, CommonKVReceiver
+from sglang.srt.disaggregation.common.conn import ABORT_TAG, AbortNotification, AckTarget, CommonKVReceiver
 
 from banyan.features.pairs.asked_rooms import AskedRooms
-from banyan.features.pairs.rank import at_rank
+from banyan.features.pairs.rank import at_rank, prefill_servers
 from banyan.features.pairs.rank.control_port import (
     DEFERRED_TAGS,
     MAX_PEERS,
@@ -36,11 +35,12 @@ from banyan.features.pairs.rank.control_port import (
     ScreenedSocket,
     is_of_staging,
 )
-from banyan.features.pairs.rank.sealed import receiver_context, sealing_what_listens
+from banyan.features.pairs.rank.prefill_messages import is_of_prefill_server
+from banyan.features.pairs.rank.sealed import guarding_what_listens, receiver_context
 from banyan.features.pairs.roles import OTHER_WEIGHTS
+from banyan.features.pairs.tellers import Tellers
 from banyan.latest import Latest
 from banyan.sglang_plugin.rank.reporting import report
-from banyan.telemetry import noticed
 
 logger = logging.getLogger("banyan")
 
@@ -52,6 +52,9 @@ OF_WEIGHTS = b"banyan weights "
 
 NEVER = -1
 """No number of changes of the weights: the decode server's are others."""
+
+MAX_WHY = 500
+"""Letters of a reason that another server has had a part in."""
 
 GIVEN_UP = "the prefill server has given this request up"
 
@@ -74,7 +77,7 @@ class HandOver:
     def __init__(self, *args: Any, **named: Any) -> None:
         # The threads start in here.
         self.prepare()
-        with sealing_what_listens():
+        with guarding_what_listens():
             super().__init__(*args, **named)
         self.attn_dp_rank = rank_to_name(self)
 
@@ -85,7 +88,7 @@ class HandOver:
         self._given_up_lock = threading.Lock()
         self._epochs: dict[int, int] = {}
         """Of rooms whose decode server has named its weights: how often this one's had changed when they were these."""
-        self._teller = ThreadPoolExecutor(1, thread_name_prefix="banyan-tell")
+        self._tellers = Tellers()
 
     def add_transfer_request(self, bootstrap_room: int, kv_indices: Any, *more: Any, **named: Any) -> Any:
         """SGLang queues here what a request has to send: its pages, or those of a chunk."""
@@ -115,15 +118,24 @@ class HandOver:
         decode server ends."""
         try:
             return bool(super().try_ensure_parallel_info(bootstrap_addr))  # type: ignore[misc]
-        except (RuntimeError, AssertionError, ValueError) as error:
-            _say_misfit(bootstrap_addr, str(error))
+        except Exception as error:  # noqa: BLE001 - said in the log
+            _say_misfit(bootstrap_addr, str(error)[:MAX_WHY] or repr(error))
             return False
+
+    def _resolve_rank_mapping(self, info: Any) -> None:
+        """SGLang reckons with what it has read, and enters it into its table then."""
+        prefill_servers.check(info)
+        super()._resolve_rank_mapping(info)  # type: ignore[misc]
 
     # ---- the thread of the control port ------------------------------------------------------------------------
 
     def screen(self) -> None:
-        """To be called before SGLang's thread takes the socket."""
+        """To be called before SGLang's thread of a prefill server takes the socket."""
         self.server_socket: Any = ScreenedSocket(self.server_socket, self._is_foreign)
+
+    def screen_decode(self) -> None:
+        """The same on a decode server."""
+        self.server_socket = ScreenedSocket(self.server_socket, lambda said: not is_of_prefill_server(said, self))
 
     def _is_foreign(self, message: Sequence[bytes]) -> bool:
         """Whether SGLang is not to see it."""
@@ -141,11 +153,12 @@ class HandOver:
             return True
         if message[len(self.messages.guard)] == REGISTRATION:
             return False
-        if len(manager.transfer_infos.get(said.room, ())) >= MAX_PEERS:
+        num_bytes = sum(map(len, message))
+        if _is_complete(manager.transfer_infos.get(said.room)) or not self.rooms.may_ask(said.room, num_bytes):
             return True
         if message[-1].startswith(OF_WEIGHTS):
             self._note_weights(said.room, message[-1].removeprefix(OF_WEIGHTS))
-        for forgotten in self.rooms.asked(said.room, sum(map(len, message))):
+        for forgotten in self.rooms.asked(said.room, num_bytes):
             self._forget_room(forgotten)
         return False
 
@@ -210,14 +223,20 @@ class HandOver:
         for forgotten in self.rooms.left(room):
             self._forget_room(forgotten)
 
-    def send_kv_status_message(self, *, status: Any, **said: Any) -> None:
-        """SGLang tells decode servers here. Of failures a thread of their own tells: the scheduler itself meets them,
-        and behind a decode server that reads nothing a message waits for 30 s."""
+    def send_kv_status_message(self, *, targets: Sequence[tuple[str, int]], status: Any, **said: Any) -> None:
+        """SGLang tells decode servers here. Of failures threads of their own tell: the scheduler itself meets them, and
+        behind a decode server that reads nothing a message waits for 30 s."""
         tell = functools.partial(super().send_kv_status_message, status=status, **said)  # type: ignore[misc]
-        if status == KVPoll.Failed:
-            noticed(self._teller.submit(tell), name="banyan-tell", feature="telling decode servers of failures")
-        else:
-            tell()
+        if status != KVPoll.Failed:
+            tell(targets=targets)
+            return
+        for target in targets:
+            self._tellers.tell(target, functools.partial(tell, targets=[target]))
+
+    def _send_abort_ack(self, room: int, target: AckTarget) -> None:
+        """SGLang acknowledges an abort here, on the thread of the control port too, which hears all decode servers."""
+        send = functools.partial(super()._send_abort_ack, room, target)  # type: ignore[misc]
+        self._tellers.tell((target.ip, target.port), send)
 
     def update_status(self, bootstrap_room: int, status: Any) -> None:
         """SGLang says here that a decode server has asked for this room."""
@@ -235,6 +254,12 @@ class HandOver:
     def _is_given_up(self, room: int) -> bool:
         with self._given_up_lock:
             return self._given_up.pop(room, self) is None
+
+
+def _is_complete(infos: Mapping[str, Any] | None) -> bool:
+    """Whether a room has been asked for by all whom the first of them has announced. SGLang's other threads go through
+    them from then on, and end at one more."""
+    return infos is not None and 0 < len(infos) >= next(iter(infos.values())).required_dst_info_num
 
 
 class TellingSender:

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a decode server hears at a bootstrap address, checked: anybody may answer there, and SGLang reckons with all of
+it on the scheduler's thread.
+
+Who says what cannot be has no place in SGLang's table, and its requests fail.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sglang.srt.disaggregation.base.conn import KVPoll
+
+from banyan.features.pairs.rank.control_port import MAX_PEERS
+
+logger = logging.getLogger("banyan")
+
+MAX_TEXT = 1024
+
+
+def check(info: Any) -> None:
+    """Whether a prefill server may say so of itself.
+
+    Raises:
+        ValueError: where it has no ranks, more than ``MAX_PEERS``, or no text where there is to be one.
+    """
+    sizes = {name: getattr(info, name) for name in ("attn_tp_size", "attn_cp_size", "dp_size", "pp_size")}
+    if min(sizes.values()) < 1 or math.prod(sizes.values()) > MAX_PEERS:
+        raise ValueError(f"it says that its sizes are {sizes}")
+    for text in (info.kv_layout, info.decode_allocation_policy):
+        if text is not None and not (isinstance(text, str) and len(text) <= MAX_TEXT):
+            raise ValueError("it names its layout by what is no text")
+
+
+class CheckedReceiver:
+    """In front of SGLang's receiver of one request: what cannot be read of where the prefill server's ranks listen
+    fails this request, where in SGLang the decode server ends."""
+
+    def init(self, prefill_dp_rank: int) -> None:
+        """It is known which server's rank will send."""
+        receiver: Any = self
+        try:
+            super().init(prefill_dp_rank)  # type: ignore[misc]
+        except Exception as error:  # noqa: BLE001 - said, and the request fails
+            why = f"the prefill server at {receiver.bootstrap_addr} cannot be reached: {error!r}"[:MAX_TEXT]
+            logger.error("banyan: %s", why)
+            # An abort would tell the same rows.
+            receiver.bootstrap_infos = None
+            receiver.invalidate_cached_bootstrap_infos()
+            receiver.kv_mgr.record_failure(receiver.bootstrap_room, why)
+            receiver.kv_mgr.update_status(receiver.bootstrap_room, KVPoll.Failed)
+            receiver.conclude_state = KVPoll.Failed
+
+    def _get_bootstrap_info_from_server(self, *rank: int) -> dict[str, Any] | None:
+        """SGLang asks here where a rank listens, once. What it knows of the server may be of one that was there before,
+        of which it learns by missed heartbeats alone: this request fails then, and the next one knows."""
+        row: dict[str, Any] | None = super()._get_bootstrap_info_from_server(*rank)  # type: ignore[misc]
+        receiver: Any = self
+        return row if row is None or _is_the_same(receiver.kv_mgr, receiver.bootstrap_addr) else None
+
+
+def _is_the_same(manager: Any, prefill_server: str) -> bool:
+    """Whether the server at that address still says of itself what it said; what it says now is known from now on."""
+    table = manager.prefill_info_table
+    known = table.pop(prefill_server, None)
+    if manager.try_ensure_parallel_info(prefill_server):
+        return bool(table.get(prefill_server) == known)
+    if known is not None:
+        # Heartbeats go on, for the requests that are under way.
+        table.setdefault(prefill_server, known)
+    return False
+
+
+def around_query_prefill_dp_ranks(
+    original: Callable[..., Any], bootstrap_addr: str, bootstrap_rooms: Sequence[int]
+) -> Mapping[str, int]:
+    """SGLang asks which rank has each of these rooms; those that are said to have no rank are asked for again."""
+    said = original(bootstrap_addr, bootstrap_rooms)
+    asked = {str(room) for room in bootstrap_rooms}
+    ranks = said.items() if isinstance(said, dict) else ()
+    return {room: rank for room, rank in ranks if room in asked and type(rank) is int and 0 <= rank < MAX_PEERS}
