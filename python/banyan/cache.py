@@ -321,11 +321,6 @@ class PrefixCache(Generic[Request]):
         for kind, pages in zip(self._kinds, held, strict=False):
             kind.supply.let_go(pages)
 
-    @property
-    def holds_leases_at_rest(self) -> bool:
-        """Whether peers' pages are leased for copies that have not begun, and do not until this thread goes on."""
-        return bool(self._queued)
-
     def cancel(self, request: str) -> bool:
         """Give a queued fetch back; False when it is not queued (any more)."""
         queued = self._queued.pop(request, None)
