@@ -227,6 +227,26 @@ def test_offload_when_it_fails_in_one_shard_then_the_others_go_on_with_their_nod
     assert owner.num_completed_offloads() == num_shards - 1
 
 
+def test_load_when_its_places_cannot_be_told_in_one_shard_then_the_others_get_its_answer(ranks, monkeypatch):
+    """They wait for it, and the next agreement would be taken for this one."""
+    _, ((owner, _, pages), (reader, _, own_pages)) = ranks
+    owner.offload(transfer(keys(1), pages.alloc(PAGE)))
+    owner.num_completed_offloads()
+    asked = []
+    monkeypatch.setattr(reader.cache, "_agreed", lambda granted: asked.append(granted) or granted)
+
+    def fail(slots):
+        raise OSError("no memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(reader._access, "frames", fail)
+        assert reader.lookup("r", transfer(keys(1), None)) == [1]
+        assert not reader.load("r", transfer(keys(1), own_pages.alloc(PAGE))) and asked == [False]
+    assert reader.lookup("r", transfer(keys(1), None)) == [1]
+    assert reader.load("r", transfer(keys(1), own_pages.alloc(PAGE))) and asked == [False, True]
+    assert reader.finish_layer_wise_loading(reader.start_layer_wise_loading())
+
+
 @pytest.mark.parametrize("num_shards", [1, 2])
 def test_linker_when_it_could_not_be_built_in_one_shard_then_the_others_go_on_with_their_nodes(monkeypatch, num_shards):
     def build(*args, **kwargs):
