@@ -278,6 +278,13 @@ class PrefixCache(Generic[Request]):
         except BaseException as error:  # noqa: BLE001 - whatever it is, the other shards wait for an answer
             faults.note("cache.hold", error)
             queued = Refusal.FAULT
+        return self._agreed_on(request, queued)
+
+    def refuse(self, request: str) -> None:
+        """In the place of ``admit``, where this shard cannot say which pages it wants."""
+        self._agreed_on(request, Refusal.FAULT)
+
+    def _agreed_on(self, request: str, queued: _Queued | Refusal) -> Fetch | None:
         # Asked of every shard, also of one that was refused: the others wait for its answer.
         is_granted = self._agreed(isinstance(queued, _Queued))
         if isinstance(queued, Refusal) or not is_granted:
@@ -320,11 +327,6 @@ class PrefixCache(Generic[Request]):
     def _let_go(self, held: Sequence[Held]) -> None:
         for kind, pages in zip(self._kinds, held, strict=False):
             kind.supply.let_go(pages)
-
-    @property
-    def holds_leases_at_rest(self) -> bool:
-        """Whether peers' pages are leased for copies that have not begun, and do not until this thread goes on."""
-        return bool(self._queued)
 
     def cancel(self, request: str) -> bool:
         """Give a queued fetch back; False when it is not queued (any more)."""

@@ -6,8 +6,10 @@ Invariants
   2. A copy leases the pages it reads like a peer's copy does, so SGLang may free them meanwhile.
   3. What is offered is queued until the next poll, and sent then in one copy: to wake the copy thread takes longer
      than all else. No more than ``max_pages`` are on their way; the rest stays queued. Nothing waits. What has left
-     the pool by then, and what is more than ``MAX_QUEUED_PAGES``, is dropped and counted. What found no frame is
-     looked at again once one is free, and every ``LOOK_AGAIN_S``: nobody tells when a page can be evicted again.
+     the pool by then, and what is more than ``MAX_QUEUED_PAGES``, is dropped and counted. What found no frame goes
+     behind the others, which wait with it: one look walks past all that is held once. The queue is looked at again
+     once a frame is free, with the next offer, and every ``LOOK_AGAIN_S``: nobody tells when a page can be evicted
+     again.
   4. No page takes a frame from those of its own chain that come before it, as far as the chain was offered together.
 
 A page: queued -> copying -> resident, or passed over, or dropped. One thread calls; the copies have their own.
@@ -22,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from banyan.arena.residency import Residency
-from banyan.ports import Copy, Lease, Peers
+from banyan.ports import Copy, Lease, Match, Peers
 from banyan.telemetry import Counters
 
 MAX_QUEUED_PAGES = 1 << 16
@@ -138,12 +140,20 @@ class Backup:
                 break
             chain = self._queue.popleft()
             self._num_queued -= len(chain.keys)
-            one = self._leased(chain)
-            if one is not None:
-                lease, moved = one
-                loads.append((lease, array("q", moved.frames)))
-                sent.append(moved)
-                self._on_their_way.update(moved.keys)
+            claimed = self._claimed(chain)
+            if claimed is None:
+                continue
+            found, moved = claimed
+            if not moved.frames:
+                break
+            lease = self._peers.lease(found, moved.keys)
+            if lease is None:
+                self._counters.backups_dropped_pages += len(moved.keys)
+                self._residency.abandon(moved.frames)
+                continue
+            loads.append((lease, array("q", moved.frames)))
+            sent.append(moved)
+            self._on_their_way.update(moved.keys)
         if loads:
             self._moving.append(_Moving(sent, self._started(loads, sent)))
 
@@ -164,24 +174,20 @@ class Backup:
             self._on_their_way.difference_update(chain.keys)
             self._residency.abandon(chain.frames)
 
-    def _leased(self, chain: _Queued) -> tuple[Lease, _Sent] | None:
-        """What the pool holds of the chain, as far as there is room, ready to be copied; the rest is queued again."""
+    def _claimed(self, chain: _Queued) -> tuple[Match, _Sent] | None:
+        """What the pool holds of the chain, with frames for as much as there is room for; the rest is queued again.
+        None where nothing is to be copied."""
         num_present = self._num_present(chain.keys)
         keys, behind = chain.keys[num_present:], [*chain.behind, *chain.keys[:num_present]]
-        if not keys:
-            return None
         found = self._peers.lookup(keys, self._pool_slots)
         self._counters.backups_dropped_pages += len(keys) - found.num_pages
+        if not found.num_pages:
+            return None
         room = min(found.num_pages, self._max_pages - len(self._on_their_way))
         frames = self._residency.claim(room, behind, keys)
         moved = keys[: len(frames)]
         self._enqueue(_Queued(keys[len(frames) : found.num_pages], [*behind, *moved]))
-        lease = self._peers.lease(found, moved) if frames else None
-        if lease is None:
-            self._counters.backups_dropped_pages += len(moved)
-            self._residency.abandon(frames)
-            return None
-        return lease, _Sent(moved, frames)
+        return found, _Sent(moved, frames)
 
     def _num_present(self, keys: Sequence[str]) -> int:
         """Leading pages that need no copy. A chain has no holes: a page is never evicted before its children."""

@@ -82,7 +82,7 @@ class Residency:
         self._frame_of: dict[str, int] = {}
         self._holds: Counter[int] = Counter()
         self._leaving: set[int] = set()
-        self._num_passed = 0  # by the present claim, for their marks
+        self._num_passed = 0  # by the present claim, since they are marked or held
         self.num_frames = num_frames
         self.num_evicted = 0
 
@@ -262,7 +262,6 @@ class Residency:
         touched: set[int] = set()
         if self._num_passed < MOST_PASSED:
             touched.update(frame_ids(self._frame_table.take_touched(array("q", candidates))))
-            self._num_passed += len(touched)
         passed: list[int] = []
         for frame in candidates:
             if queue is self._queue and self._key_of[frame] in self._kept:
@@ -272,6 +271,7 @@ class Residency:
             elif frame in touched or frame in self._holds:
                 queue.move_to_end(frame)
                 passed.append(frame)
+                self._num_passed += 1
             elif len(victims) < num_frames:
                 del queue[frame]
                 victims.append(frame)

@@ -32,7 +32,7 @@ Nobody waits for long
   4. Pages in quarantine are not counted on for a prefill, and loading waits ``LOAD_PATIENCE_S`` for them, then the
      tail is computed. Nor for a decode: SGLang retracts a request instead, but for the last one, which waits. (Where a
      rank has several shards, their quarantines differ and no shard may decide alone: that they load nothing they agree
-     on, and for pages to compute into they wait as long as replicas do.)
+     on, and for pages to compute into they wait until readers let go.)
      Of a model with windows this holds for either pool, and what a token moves is what both have of it. But SGLang
      retracts no request for what is held there: a decode that finds no other page to evict waits for the copy, as the
      copy's reader does in the same step. Nor is a batch planned with slots of states that are held; a request that
@@ -44,8 +44,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LOAD_PATIENCE_S = 0.03
-"""A copy of ``MOST_MOVED_BYTES`` takes a third of it. A rank that steps alone waits as long while it holds leases for
-copies that have not begun: these do not go on by themselves, so there a circle is possible."""
+"""A copy of ``MOST_MOVED_BYTES`` takes a third of it. A rank that steps alone waits no longer: it may hold leases for
+copies that have not begun, which do not go on by themselves, so there a circle is possible."""
 
 MOST_MOVED_BYTES = 256 << 20
 """10 ms over PCIe 4.0 x16 at 25 GB/s: taken until moves and forwards were measured."""

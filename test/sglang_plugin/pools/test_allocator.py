@@ -92,10 +92,10 @@ def test_idle_rank_when_a_reader_has_let_go_then_the_next_step_takes_its_page_ba
     lease = peers.lease(peers.lookup(keys(1)), keys(1))
     pages.free(slots)
     access.poll()
-    assert (cache.num_quarantined, pages.num_quarantined_tokens) == (1, PAGE_TOKENS)
+    assert (cache.num_quarantined, pages._num_held) == (1, 1)
     lease.release()
     access.poll()
-    assert (cache.num_quarantined, pages.num_quarantined_tokens) == (0, 0)
+    assert (cache.num_quarantined, pages._num_held) == (0, 0)
     assert pages.get_all_free_pages().unique().numel() == NUM_FRAMES - 1
 
 
@@ -140,10 +140,10 @@ def test_page_when_the_frame_table_fails_once_each_way_then_it_is_free_in_the_en
     slots, table = pages.alloc(PAGE_TOKENS), Failing()
     pages.attach(table)
     pages.free(slots)
-    assert pages.num_quarantined_tokens == PAGE_TOKENS
+    assert pages._num_held == 1
     for _ in range(3):
         pages.poll()
-    assert pages.num_quarantined_tokens == 0
+    assert pages._num_held == 0
     assert pages.get_all_free_pages().unique().numel() == NUM_FRAMES - 1
 
 
@@ -162,7 +162,8 @@ def test_free_when_a_peer_reads_then_the_page_counts_but_is_not_handed_out(node)
     assert page_ids(pages.alloc(PAGE_TOKENS)) == [page]
 
 
-def test_alloc_when_the_pool_is_short_then_it_waits_for_the_reader(node):
+def test_alloc_when_the_pool_is_short_then_it_waits_for_the_reader(node, monkeypatch):
+    monkeypatch.setattr(module, "LOAD_PATIENCE_S", quarantine.READER_PATIENCE_S)
     pages, cache, peers, *_ = node
     slots = pages.alloc((NUM_FRAMES - 1) * PAGE_TOKENS)
     cache.publish(frames(5), keys(1))
@@ -180,7 +181,7 @@ def test_alloc_when_a_reader_never_lets_go_then_it_fails_after_its_patience(node
     cache.publish(frames(5), keys(1))
     lease = peers.lease(peers.lookup(keys(1)), keys(1))
     pages.free(slots[4 * PAGE_TOKENS : 5 * PAGE_TOKENS])
-    assert pages.alloc(PAGE_TOKENS) is None
+    assert for_prefill(pages, PAGE_TOKENS) is None
     assert "peers have held 1 page(s)" in caplog.text
     with pytest.raises(RuntimeError, match="peers have held 1 page"):
         pages.wait_for_readers()
@@ -193,14 +194,14 @@ def test_patience_when_a_readers_drive_stalls_and_its_forward_is_long_then_it_is
     assert drive_stalls_s + 30 <= quarantine.READER_PATIENCE_S
 
 
-def test_load_when_readers_would_make_all_ranks_wait_then_it_gives_up_before_others_do(node):
+def test_load_when_readers_would_make_all_ranks_wait_then_it_gives_up_before_others_do(node, monkeypatch):
     pages, cache, peers, *_ = node
     slots = pages.alloc((NUM_FRAMES - 1) * PAGE_TOKENS)
     cache.publish(frames(5), keys(1))
     lease = peers.lease(peers.lookup(keys(1)), keys(1))
     pages.free(slots[4 * PAGE_TOKENS : 5 * PAGE_TOKENS])
-    assert pages.num_quarantined_tokens == PAGE_TOKENS
-    pages.load_patience_s = lambda: 0.0
+    assert pages._num_held == 1
+    monkeypatch.setattr(module, "LOAD_PATIENCE_S", 0.0)
     assert pages.alloc(PAGE_TOKENS) is None
     threading.Timer(0.05, lease.release).start()
     prefill = for_prefill(pages, PAGE_TOKENS)
@@ -290,7 +291,7 @@ def load_at_once(pools):
 def test_loads_when_two_ranks_lease_from_each_other_and_both_pools_are_full_then_neither_waits_for_the_other():
     caches, pools, _ = two_ranks(num_shards=1)
     for cache, pool in zip(caches, pools, strict=True):
-        times.load_without_circles(cache, WHOLE, [pool])
+        times.allocate_without_circles(cache, WHOLE, [pool])
     assert load_at_once(pools) == [None, None]
     for cache in caches:
         assert cache.finish(cache.start()), "what was leased is copied all the same"
@@ -301,7 +302,7 @@ def test_loads_when_one_shard_of_each_rank_is_short_then_both_shards_compute_and
     caches, pools, taken = two_ranks(num_shards=2)
     shards = [TwoShards(), TwoShards()]
     for number, (cache, pool) in enumerate(zip(caches, pools, strict=True)):
-        times.load_without_circles(cache, shards[number // 2], [pool])
+        times.allocate_without_circles(cache, shards[number // 2], [pool])
     for number in (1, 2):
         pools[number].free(taken[number][:PAGE_TOKENS])
     before = [pool.available_size() for pool in pools]
@@ -416,7 +417,7 @@ def test_load_when_a_page_has_been_held_for_long_already_then_another_is_evicted
     lease = peers.lease(peers.lookup(keys(1)), keys(1))
     pages.free(slots[4 * PAGE_TOKENS : 5 * PAGE_TOKENS])
     pages.evict_from(Evicting(pages, slots[:PAGE_TOKENS]), "num_tokens")
-    pages.load_patience_s = lambda: 0.0
+    monkeypatch.setattr(module, "LOAD_PATIENCE_S", 0.0)
     assert page_ids(pages.alloc(PAGE_TOKENS)) == [1]
     lease.release()
     assert page_ids(pages.alloc(PAGE_TOKENS)) == [5], "it has been let go of, if nobody waits for it"
@@ -442,4 +443,20 @@ def test_prefill_when_a_reader_does_not_let_go_then_another_page_is_evicted_inst
     # The shards of a rank would have to evict alike.
     assert (found is not None) == (num_shards == 1)
     assert found is None or found[0].item() // PAGE_TOKENS == 6
+    lease.release()
+
+
+def test_prefill_when_a_reader_has_held_a_page_for_long_then_nothing_is_planned_with_it(node, monkeypatch):
+    pages, cache, peers, *_ = node
+    monkeypatch.setattr(module, "OLD_S", 0.0)
+    left_out = []
+    monkeypatch.setattr(times.prefill, "leave_out", left_out.append)
+    times.allocate_without_circles(cache, WHOLE, [pages])
+    slots = pages.alloc(PAGE_TOKENS)
+    cache.publish(frames(*page_ids(slots)), keys(1))
+    lease = peers.lease(peers.lookup(keys(1)), keys(1))
+    pages.free(slots)
+    assert left_out[0]() == [PAGE_TOKENS]
+    monkeypatch.setattr(module, "OLD_S", 60.0)
+    assert left_out[0]() == [0], "a copy takes milliseconds"
     lease.release()

@@ -14,7 +14,7 @@ from test.unit.directory.rig import keys
 from test.unit.transport.fake_gpu import torchs_uploads
 from test.unit.transport.gpu_node import NUM_PAGES, make_node
 
-from banyan.sglang_plugin.pools import device_allocator, quarantine
+from banyan.sglang_plugin.pools import allocator, device_allocator, quarantine
 from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
 from banyan.sglang_plugin.pools.readback_order import ReadbackOrder
 from banyan.sglang_plugin.pools.reserve import Reserve
@@ -97,7 +97,7 @@ def ranks(monkeypatch):
 
 @pytest.fixture
 def lockstep(ranks, monkeypatch):
-    monkeypatch.setattr(prefill, "step_together", lambda **_rules: None)
+    monkeypatch.setattr(prefill, "step_together", lambda most_moved: None)
     planner = SimpleNamespace(decode_us=lambda: None, token_us=lambda: None)
     times.step_together([ranks.pages], planner, token_bytes=1, is_whole_rank=True)
     return ranks
@@ -114,16 +114,10 @@ def test_decode_when_the_reader_waits_for_the_owner_then_its_copy_lets_the_page_
 
     ranks.lease()
     ranks.evict()
-    assert ranks.pages.num_quarantined_tokens == PAGE_TOKENS
+    assert ranks.pages._num_held == 1
     stands = threading.Thread(target=reader_steps)
     stands.start()
-    sleep = quarantine.time.sleep
-
-    def device_goes_on(seconds):
-        ranks.gpu.run()
-        sleep(seconds)
-
-    monkeypatch.setattr(quarantine.time, "sleep", device_goes_on)
+    let_go_later(ranks, monkeypatch)
     assert step(ranks) is not None, "the owner has waited for the reader's scheduler, which waits for it"
     ranks.barrier.wait()
     stands.join(PATIENCE_S)
@@ -143,7 +137,7 @@ def test_capacity_when_a_page_was_freed_and_its_number_comes_then_it_counts_if_n
     lockstep.pages.free(lockstep.slots[4 * PAGE_TOKENS : 6 * PAGE_TOKENS])
     monkeypatch.setattr(device_allocator.time, "sleep", lambda seconds: lockstep.bring_numbers())
     assert lockstep.has_capacity(TWO)
-    assert lockstep.pages.num_quarantined_tokens == 0
+    assert lockstep.pages.num_uncounted_tokens == 0
 
 
 def test_capacity_when_others_can_be_evicted_instead_of_what_is_read_then_nobody_is_retracted(lockstep, monkeypatch):
@@ -160,14 +154,58 @@ def test_capacity_when_others_can_be_evicted_instead_of_what_is_read_then_nobody
     assert lockstep.has_capacity(TWO)
 
 
-def test_capacity_when_the_last_request_needs_what_a_peer_reads_then_it_waits_instead_of_being_aborted(lockstep):
+def let_go_later(ranks, monkeypatch):
+    """The device goes on while the owner waits."""
+    sleep = quarantine.time.sleep
+
+    def go_on(seconds):
+        ranks.gpu.run()
+        sleep(seconds)
+
+    monkeypatch.setattr(quarantine.time, "sleep", go_on)
+
+
+def test_capacity_when_the_last_request_needs_what_a_peer_reads_then_it_waits_instead_of_being_aborted(
+    lockstep, monkeypatch
+):
     lockstep.lease()
     lockstep.evict()
-    assert lockstep.has_capacity([object()])
+    let_go_later(lockstep, monkeypatch)
+    assert lockstep.has_capacity(TWO[:1])
 
 
-def test_capacity_when_replicas_step_by_themselves_then_pages_that_are_read_count(ranks):
+@pytest.mark.parametrize("requests", [TWO, TWO[:1]], ids=["two", "the last"])
+def test_capacity_when_a_replicas_reader_lets_go_in_time_then_what_it_read_counts(ranks, monkeypatch, requests):
     ranks.lease()
     ranks.evict()
-    ranks.pages.free(ranks.slots[4 * PAGE_TOKENS : 5 * PAGE_TOKENS])
-    assert ranks.has_capacity(TWO)
+    if len(requests) > 1:
+        ranks.pages.free(ranks.slots[4 * PAGE_TOKENS : 5 * PAGE_TOKENS])
+        ranks.bring_numbers()
+    let_go_later(ranks, monkeypatch)
+    assert ranks.has_capacity(requests)
+    assert ranks.pages._num_held == 0, "nothing is left for the allocation to wait for"
+
+
+@pytest.mark.parametrize("requests", [TWO, TWO[:1]], ids=["two", "the last"])
+def test_capacity_when_a_replicas_reader_stands_still_then_sglang_takes_a_request_back(
+    ranks, monkeypatch, caplog, requests
+):
+    """A decode that gets no page ends the server."""
+    monkeypatch.setattr(allocator, "CIRCLE_S", 0.02)
+    monkeypatch.setattr(allocator, "READER_PATIENCE_S", 0.05)
+    ranks.lease()
+    ranks.evict()
+    if len(requests) > 1:
+        ranks.pages.free(ranks.slots[4 * PAGE_TOKENS : 5 * PAGE_TOKENS])
+        ranks.bring_numbers()
+    assert not ranks.has_capacity(requests)
+    assert "peers have held 1 page(s)" in caplog.text
+    monkeypatch.setattr(quarantine.time, "sleep", None)
+    assert not ranks.has_capacity(requests), "and without a wait for every request that is taken back"
+
+
+def test_capacity_when_a_rank_has_several_shards_then_none_answers_otherwise_than_the_others(ranks):
+    ranks.pages.is_whole_rank = False
+    ranks.lease()
+    ranks.evict()
+    assert ranks.has_capacity(TWO[:1])

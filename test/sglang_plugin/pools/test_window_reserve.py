@@ -90,5 +90,4 @@ def test_load_when_a_reader_does_not_let_go_of_a_page_then_others_are_evicted_of
     slots = pages.alloc(pages.available_size())
     pages.attach(Read())
     pages.free(slots[:PAGE])
-    pages.load_patience_s = lambda: 0.05
     assert pages.alloc(PAGE) is None and tree.evicted == [evicted]

@@ -10,6 +10,7 @@ import pytest
 from test.sglang_plugin.rank import test_linker as rig
 from test.sglang_plugin.rank.matched import Matched
 from test.sglang_plugin.rank.test_linker import PAGE, transfer
+from test.sglang_plugin.rank.test_requests import inserted
 
 from banyan import _native
 from banyan.config import Config
@@ -45,7 +46,7 @@ def keep(rank, req):
     requests.register(req)
     linker.arrive(requests.id_of(req))
     keys = requests.prompt_keys(requests.id_of(req), PAGE)
-    linker.offload(transfer(keys, pages.alloc(2 * PAGE)))
+    inserted(req, lambda: linker.offload(transfer(keys, pages.alloc(2 * PAGE))))
     return keys
 
 

@@ -22,6 +22,7 @@ from test.sglang_plugin.rank.test_extents import (
     with_drafts,
 )
 from test.sglang_plugin.rank.test_linker import transfer
+from test.sglang_plugin.rank.test_requests import inserted
 from test.unit.directory.rig import keys
 
 from banyan import _native
@@ -198,8 +199,7 @@ def test_answer_when_keys_are_of_bigrams_then_a_page_is_known_with_the_token_beh
     for token in range(8):
         req.output_ids.append(token)
         whole = sglangs_keys([*req.origin_input_ids, *req.output_ids])
-        assert list(requests.grown_chains(4)) == [whole]
-        assert all(requests.is_lasting(key, 4) for key in whole)
+        assert inserted(req, lambda: requests.inserted_chain(4)) == whole
 
 
 def test_draft_when_pages_outlive_the_server_then_it_is_told_by_its_weights(monkeypatch, tmp_path):

@@ -176,7 +176,7 @@ def test_page_when_only_the_store_of_a_server_before_has_it_then_every_extent_co
     monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     config = Config(min_fetch_tokens=4, host_gb=0.01, store=(str(tmp_path),), store_gb=1.0, store_admit="first")
     names = keys(1, 2, 3)
-    monkeypatch.setattr(rig.module.requests, "grown_chains", lambda page_tokens: [names])
+    monkeypatch.setattr(rig.module.requests, "inserted_chain", lambda page_tokens: names)
     writer, pool, pages = make_rank(monkeypatch, _native.RankTable.create(4), 0, config, make_pool=filled(make))
     slots = pages.alloc(3 * pool.page_size)
     writer.offload(transfer(names, slots))
@@ -192,7 +192,7 @@ def test_store_when_pages_had_another_format_then_it_is_empty_and_takes_new_ones
     monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     config = Config(min_fetch_tokens=4, host_gb=0.01, store=(str(tmp_path),), store_gb=1.0, store_admit="first")
     names = keys(1, 2)
-    monkeypatch.setattr(rig.module.requests, "grown_chains", lambda page_tokens: [names])
+    monkeypatch.setattr(rig.module.requests, "inserted_chain", lambda page_tokens: names)
     for version, num_found in ((FORMAT_VERSION - 1, 0), (FORMAT_VERSION, 0), (FORMAT_VERSION, 2)):
         monkeypatch.setattr(namespace, "FORMAT_VERSION", version)
         rank, pool, pages = make_rank(monkeypatch, _native.RankTable.create(4), 0, config, make_pool=filled(index_keys))

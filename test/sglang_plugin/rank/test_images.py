@@ -14,6 +14,7 @@ from test.sglang_plugin.image_prompts import image_prompt
 from test.sglang_plugin.rank.hooked import hooked
 from test.sglang_plugin.rank.matched import Matched
 from test.sglang_plugin.rank.test_linker import PAGE, make_rank, polled_until, transfer
+from test.sglang_plugin.rank.test_requests import inserted
 
 from banyan import _native
 from banyan.config import Config
@@ -118,11 +119,10 @@ def test_prompt_when_it_is_asked_for_again_then_it_is_stored_and_another_image_f
     assert rank.tier.store.num_stored(requests.prompt_keys(requests.id_of(again), PAGE)) == len(keys)
     other = serve("other", OTHER_IMAGE)
     assert rank.tier.store.num_stored(requests.prompt_keys(requests.id_of(other), PAGE)) == PLACE[0] // PAGE
-    assert all(requests.is_lasting(key, PAGE) for key in keys)
 
 
 def test_answer_when_it_follows_an_image_then_the_chain_of_its_pages_is_told(rank):
     req = serve("r", IMAGE)
     req.output_ids = list(range(300, 308))
     whole = RadixKey(array("q", [*req.origin_input_ids, *req.output_ids])).page_aligned(PAGE)
-    assert list(requests.grown_chains(PAGE)) == [get_storage_hash_str(whole, page_size=PAGE)]
+    assert inserted(req, lambda: requests.inserted_chain(PAGE)) == get_storage_hash_str(whole, page_size=PAGE)

@@ -24,11 +24,9 @@ from banyan import _native
 from banyan.config import Config
 from banyan.core import SourceKind, rid_of
 from banyan.layout import Layout
-from banyan.pacing.lockstep import LOAD_PATIENCE_S
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.host_pool import SharedMHAPool
-from banyan.sglang_plugin.pools.quarantine import READER_PATIENCE_S
 from banyan.sglang_plugin.rank import entry, identity, kind, own_slots, tier
 from banyan.sglang_plugin.rank import linker as module
 from banyan.sglang_plugin.rank.linker import BanyanLinker
@@ -229,6 +227,26 @@ def test_offload_when_it_fails_in_one_shard_then_the_others_go_on_with_their_nod
     assert owner.num_completed_offloads() == num_shards - 1
 
 
+def test_load_when_its_places_cannot_be_told_in_one_shard_then_the_others_get_its_answer(ranks, monkeypatch):
+    """They wait for it, and the next agreement would be taken for this one."""
+    _, ((owner, _, pages), (reader, _, own_pages)) = ranks
+    owner.offload(transfer(keys(1), pages.alloc(PAGE)))
+    owner.num_completed_offloads()
+    asked = []
+    monkeypatch.setattr(reader.cache, "_agreed", lambda granted: asked.append(granted) or granted)
+
+    def fail(slots):
+        raise OSError("no memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(reader._access, "frames", fail)
+        assert reader.lookup("r", transfer(keys(1), None)) == [1]
+        assert not reader.load("r", transfer(keys(1), own_pages.alloc(PAGE))) and asked == [False]
+    assert reader.lookup("r", transfer(keys(1), None)) == [1]
+    assert reader.load("r", transfer(keys(1), own_pages.alloc(PAGE))) and asked == [False, True]
+    assert reader.finish_layer_wise_loading(reader.start_layer_wise_loading())
+
+
 @pytest.mark.parametrize("num_shards", [1, 2])
 def test_linker_when_it_could_not_be_built_in_one_shard_then_the_others_go_on_with_their_nodes(monkeypatch, num_shards):
     def build(*args, **kwargs):
@@ -245,19 +263,6 @@ def test_linker_when_it_could_not_be_built_in_one_shard_then_the_others_go_on_wi
     assert built.num_completed_offloads() == num_shards - 1
     if num_shards == 2:
         assert not built.pop_completed_offload() and built.num_completed_offloads() == 0
-
-
-def test_load_when_leases_are_held_for_copies_that_have_not_begun_then_it_waits_for_readers_for_a_moment_only(ranks):
-    _, ((owner, _, pages), (reader, _, own_pages)) = ranks
-    owner.offload(transfer(keys(1), pages.alloc(PAGE)))
-    owner.num_completed_offloads()
-    assert own_pages.load_patience_s() == READER_PATIENCE_S
-    assert reader.lookup("r", transfer(keys(1), None)) == [1]
-    assert reader.load("r", transfer(keys(1), own_pages.alloc(PAGE)))
-    assert own_pages.load_patience_s() == LOAD_PATIENCE_S
-    index = reader.start_layer_wise_loading()
-    assert own_pages.load_patience_s() == READER_PATIENCE_S
-    assert reader.finish_layer_wise_loading(index)
 
 
 def test_page_when_freed_then_it_is_not_offered_any_more(ranks):

@@ -273,7 +273,7 @@ def go_on_until(rank, condition):
 def store_pages(monkeypatch, config, names):
     """A server writes pages to its store, and stops; their bytes."""
     monkeypatch.setattr(rig.identity, "weights_digest", lambda config, path, revision: "weights")
-    monkeypatch.setattr(rig.module.requests, "grown_chains", lambda page_tokens: [names])
+    monkeypatch.setattr(rig.module.requests, "inserted_chain", lambda page_tokens: names)
     (rank,) = make_node(monkeypatch, config, num_ranks=1)
     slots = rank.pages.alloc(len(names) * PAGE)
     rank.linker.offload(rig.transfer(names, slots))

@@ -126,8 +126,10 @@ def test_pieces_when_the_pass_is_over_then_none(make_adder):
 def lockstep(monkeypatch):
     """A rank that steps with others: 100 moved tokens a step, and as many in quarantine as ``lockstep`` says."""
     held = SimpleNamespace(num_tokens=[0], most_moved=100)
-    monkeypatch.setattr(prefill, "_lockstep", None)
-    prefill.step_together(most_moved_tokens=lambda: held.most_moved, num_quarantined_tokens=lambda: held.num_tokens)
+    monkeypatch.setattr(prefill, "_most_moved_tokens", None)
+    monkeypatch.setattr(prefill, "_num_uncounted_tokens", None)
+    prefill.step_together(lambda: held.most_moved)
+    prefill.leave_out(lambda: held.num_tokens)
     return held
 
 
@@ -155,7 +157,7 @@ def test_add_when_moves_have_become_quicker_then_the_next_step_takes_more_of_the
     assert len(add(make_adder(), moving(900, 640), second)) == 2
 
 
-def test_add_when_ranks_step_together_then_pages_in_quarantine_are_not_counted_on(make_adder, lockstep):
+def test_add_when_readers_hold_pages_then_these_are_not_counted_on(make_adder, lockstep):
     free = make_adder().rem_total_tokens
     lockstep.num_tokens = [19_000]
     adder = make_adder()

@@ -14,6 +14,7 @@ def tier():
     kept = []
     return SimpleNamespace(
         store=None,
+        is_lasting=True,
         kept=kept,
         partner=SimpleNamespace(to_keep=lambda keys: keys),
         backup=SimpleNamespace(offer=kept.extend),
@@ -22,33 +23,35 @@ def tier():
 
 @pytest.fixture
 def publication(tier, monkeypatch):
-    monkeypatch.setattr(module.requests, "is_lasting", lambda key, page_tokens: not key.startswith("adapter"))
+    monkeypatch.setattr(module.requests, "is_lasting_inserted", lambda: tier.is_lasting)
     residency_report = SimpleNamespace(published=lambda keys: None)
     member = SimpleNamespace(guards_adapters=True, tier=tier, residency_report=residency_report)
     kinds = SimpleNamespace(full=member, beside=())
     return Publication(SimpleNamespace(publish=lambda frames, keys: None), kinds, 16)
 
 
-def test_answer_when_its_page_is_found_in_a_chain_then_no_other_request_is_hashed(publication, tier, monkeypatch):
-    learnt, num_hashed = [], 0
-
-    def grown(page_tokens):
-        nonlocal num_hashed
-        for number in range(50):
-            num_hashed += 1
-            yield ["root", f"end {number}"]
-
-    monkeypatch.setattr(module.requests, "grown_chains", grown)
-    tier.store = SimpleNamespace(is_rootless=lambda key: True, learn=learnt.extend)
-    publication.announce(["end 2"])
-    publication.publish([0], ["end 2"])
-    assert num_hashed == 3 and learnt[-1] == ["root", "end 2"]
+@pytest.mark.parametrize("chain", [["root", "end"], ["another"], None], ids=["has it", "has it not", "unknown"])
+def test_answer_when_the_page_before_is_not_known_then_only_the_chain_that_has_both_is_learnt(
+    publication, tier, monkeypatch, chain
+):
+    learnt = []
+    monkeypatch.setattr(module.requests, "inserted_chain", lambda page_tokens: chain)
+    tier.store = SimpleNamespace(is_rootless=lambda key: key == "end", learn=learnt.extend)
+    publication.announce(["known"])
+    assert learnt == []
+    publication.announce(["end"])
+    assert learnt == ([["root", "end"]] if chain == ["root", "end"] else [])
+    tier.is_lasting = False
+    publication.announce(["end"])
+    assert len(learnt) <= 1, "an adapter's is not kept"
 
 
 def test_chains_when_their_offloads_never_complete_then_only_so_many_are_remembered(publication, tier):
     for number in range(MAX_ANNOUNCED + 1000):
         publication.announce([f"{number}", "more"])
+        tier.is_lasting = False
         publication.announce([f"adapter {number}"])
+        tier.is_lasting = True
     assert len(publication._lasting) == MAX_ANNOUNCED
     publication.publish([0], ["999"])
     assert tier.kept == [], "it may have been an adapter's, for all that is known"

@@ -4,6 +4,7 @@
 import gc
 
 import pytest
+from test.sglang_plugin.rank.hooked import hooked
 from test.sglang_plugin.rank.matched import Matched
 from test.sglang_plugin.rank.test_linker import PAGE, make_rank
 from test.sglang_plugin.rank.test_planning import COST, Rank
@@ -40,12 +41,31 @@ def test_gone_when_the_first_of_two_is_forgotten_then_its_own_id_is_told_and_the
     assert requests.find(requests.id_of_rid("W")) is second
 
 
-def test_chains_when_answers_have_grown_then_those_of_requests_that_have_ended_come_first():
-    running = Req("running", output_ids=[7] * PAGE, finished=lambda: False)
-    ended = Req("ended", output_ids=[8] * PAGE, finished=lambda: True)
-    nothing = Req("nothing", output_ids=[])
-    chains = list(requests.grown_chains(PAGE))
-    assert chains == [requests._grown_keys(req, PAGE) for req in (ended, running)] and nothing not in chains
+INSERT = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache.checkpoint_into_tree"
+
+
+def inserted(req, look):
+    """What ``look`` says while the pages of ``req`` enter SGLang's tree."""
+    seen = []
+    hooked(INSERT, lambda tree, req, *, up_to: seen.append(look()))(None, req, up_to=1)
+    return seen[0]
+
+
+def test_chain_when_pages_enter_the_tree_then_it_is_their_requests_with_its_answer_and_no_other_is_hashed(monkeypatch):
+    held = [Req(f"r{number}", origin_input_ids=[number] * 4 * PAGE, output_ids=[7] * PAGE) for number in range(50)]
+    hashed, grown = [], requests._grown_keys
+    monkeypatch.setattr(requests, "_grown_keys", lambda req, tokens: hashed.append(req.rid) or grown(req, tokens))
+    chain = inserted(held[3], lambda: requests.inserted_chain(PAGE))
+    assert chain == grown(held[3], PAGE) and len(chain) == 5 and hashed == ["r3"]
+    assert requests.inserted_chain(PAGE) is None, "the insertion is over"
+
+
+@pytest.mark.parametrize(
+    ("lora_id", "is_lasting"), [(None, True), ("a" * 32, False), ("banyan-adapter-" + "a" * 64, True)]
+)
+def test_lasting_when_pages_enter_the_tree_then_their_request_says(lora_id, is_lasting):
+    assert inserted(Req("r", lora_id=lora_id), requests.is_lasting_inserted) == is_lasting
+    assert not requests.is_lasting_inserted(), "nobody knows whose they are"
 
 
 def test_plan_when_the_first_of_two_asked_for_something_then_the_second_has_not(monkeypatch):
@@ -63,13 +83,3 @@ def test_keys_when_a_cache_namespace_is_no_unicode_then_there_are_none_and_the_r
     assert requests.prompt_keys(requests.id_of(req), PAGE) is None
     rank.arrive(requests.id_of(req))
     assert faults.counts() == before
-
-
-def test_lasting_when_the_latest_request_s_pages_come_then_no_other_one_is_hashed(monkeypatch):
-    held = [Req(f"r{number}", origin_input_ids=[number] * 4 * PAGE) for number in range(50)]
-    hashed, grown = [], requests._grown_keys
-    monkeypatch.setattr(requests, "_grown_keys", lambda req, tokens: hashed.append(req.rid) or grown(req, tokens))
-    key = grown(held[-1], PAGE)[0]
-    assert requests.is_lasting(key, PAGE) and requests.is_lasting(key, PAGE)
-    assert hashed == ["r49"]
-    assert not requests.is_lasting("no page's", PAGE)

@@ -224,6 +224,33 @@ def test_pages_when_every_frame_was_held_then_they_are_looked_at_again_after_a_w
     assert [landed.keys for landed in owner.wait_landed()] == [keys(7)]
 
 
+def test_chains_when_every_frame_is_held_then_one_look_claims_once_and_the_next_begins_with_another_chain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each claim walks past all that is held: a queue of them stops the scheduler."""
+    owner = Host(RankTable.create(2 * LAYOUT.num_ranks), 0, num_frames=2)
+    now_s, claimed = 100.0, []
+    monkeypatch.setattr(owner.backup, "_clock", lambda: now_s)
+    owner.rank.frame_table.publish(frames(3, 4, 5, 6), keys(1, 2, 7, 8))
+    owner.backup.offer(keys(1, 2))
+    owner.wait_landed()
+    owner.residency.hold([0, 1])
+    claim = owner.residency.claim
+    monkeypatch.setattr(
+        owner.residency, "claim", lambda num, behind, names: claimed.append(names) or claim(num, behind, names)
+    )
+    for number in (9, 7, 8):
+        owner.backup.offer(keys(number))
+    owner.backup.poll()
+    assert claimed == [keys(7)], "the pool has no page of the first chain"
+    now_s += backup.LOOK_AGAIN_S
+    owner.backup.poll()
+    assert claimed == [keys(7), keys(8)]
+    owner.residency.unhold([0])
+    now_s += backup.LOOK_AGAIN_S
+    assert [landed.keys for landed in owner.wait_landed()] == [keys(7)]
+
+
 def test_offer_when_the_pool_has_withdrawn_the_pages_then_nothing_is_held(hosts: list[Host]) -> None:
     owner = hosts[0]
     owner.rank.frame_table.publish(frames(3), keys(1))

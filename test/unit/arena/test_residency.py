@@ -275,6 +275,13 @@ def test_claim_when_more_pages_were_asked_for_than_it_passes_then_one_leaves_mar
     assert frame == frames[-40_000] and frame not in frame_table.touched, "who comes next was not asked for"
 
 
+def test_claim_when_all_that_is_held_was_asked_for_then_it_is_not_asked_about_again_and_again() -> None:
+    frame_table = LargeFrameTable()
+    residency = Residency(frame_table, 100_000)
+    residency.hold(fill(residency, *(f"page {number}" for number in range(100_000))))
+    assert residency.claim(1) == [] and frame_table.num_examined < 25_000
+
+
 def test_evict_when_half_is_kept_and_the_rest_is_held_then_fewer_frames_are_found(
     frame_table: FakeFrameTable,
 ) -> None:

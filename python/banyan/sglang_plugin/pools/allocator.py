@@ -7,22 +7,29 @@ waits for it (``pools.quarantine``).
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 
-from banyan.sglang_plugin.pools.quarantine import NO_PAGES, OLD_S, READER_PATIENCE_S, Quarantine, frame_array
+from banyan.pacing.lockstep import LOAD_PATIENCE_S
+from banyan.sglang_plugin.pools.quarantine import (
+    CIRCLE_S,
+    NO_PAGES,
+    OLD_S,
+    READER_PATIENCE_S,
+    Quarantine,
+    frame_array,
+)
+
+logger = logging.getLogger("banyan")
 
 
 class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
     """Upstream's paged allocator; every freed page passes through the rank's frame table first."""
-
-    load_patience_s: Callable[[], float] = staticmethod(lambda: READER_PATIENCE_S)
-    """The most that pages to load into wait for readers; what gets none is computed."""
 
     staged_pages: list[Any]
     num_staged_pages: int
@@ -33,12 +40,13 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
     _needed_tokens = 0
 
     decodes_on_held = True
-    """Whether a decode is planned with pages that peers are still reading. Where not, SGLang retracts a request."""
+    """Whether a decode waits for pages that peers are still reading. Where not, SGLang retracts a request at once."""
 
     @property
-    def num_quarantined_tokens(self) -> int:
-        """Tokens of freed pages that peers are still reading."""
-        return len(self._quarantine) * self.page_size
+    def num_uncounted_tokens(self) -> int:
+        """Tokens of pages that count as free, and that nothing is planned with: what a reader has held for long, and
+        where no decode waits for readers all that is held."""
+        return self._num_uncounted() * self.page_size
 
     def available_size(self) -> int:
         return super().available_size() + self._num_held * self.page_size
@@ -57,7 +65,7 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
         # For loads only: SGLang computes what gets no pages. A prefill or a decode that gets none ends the server.
         allocate = super().alloc
         # One shard that computed alone would leave the others waiting for its part of the next agreement.
-        return self._if_all_shards_got(self._when_readers_let_go(lambda: allocate(need_size), self.load_patience_s()))
+        return self._if_all_shards_got(self._when_readers_let_go(lambda: allocate(need_size), LOAD_PATIENCE_S))
 
     def alloc_extend(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
         allocate = super().alloc_extend
@@ -87,21 +95,39 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
     def check_decode_capacity(
         self, *, num_tokens: int, tree_cache: Any, requests: Any = None, spec_algorithm: Any = None
     ) -> bool:
-        """As upstream's. A last request is not retracted but aborted: it waits for readers rather."""
+        """As upstream's, with what can be handed out without another wait: a decode that gets no page ends the server.
+        A last request is not retracted but aborted: it waits for readers rather."""
         has_room = super().check_decode_capacity(
             num_tokens=num_tokens, tree_cache=tree_cache, requests=requests, spec_algorithm=spec_algorithm
         )
-        is_last = requests is not None and len(requests) <= 1
-        return has_room and (self.decodes_on_held or is_last or self._are_free(num_tokens))
+        # Shards of a rank must answer alike, and only this one knows what its readers hold.
+        if not has_room or not self.is_whole_rank or self._are_free(num_tokens):
+            return has_room
+        if requests is not None and len(requests) <= 1:
+            return self._become_free(num_tokens, READER_PATIENCE_S)
+        return self.decodes_on_held and self._become_free(num_tokens, CIRCLE_S)
+
+    def _become_free(self, num_tokens: int, patience_s: float) -> bool:
+        """Whether readers let go of so many. What one has held for as long is not waited for again: SGLang asks once
+        more for each request that it retracts."""
+        held_s = time.monotonic() - max(self._quarantine.values(), default=0.0)
+        if self._when_readers_let_go(lambda: self._are_free(num_tokens) or None, patience_s - held_s):
+            return True
+        logger.warning(
+            "banyan: the pool is short and peers have held %d page(s) for over %g s: SGLang takes a request back (is a "
+            "rank stopped?)",
+            len(self._quarantine),
+            patience_s,
+        )
+        return False
 
     def _are_free(self, num_tokens: int) -> bool:
         """Whether so many can be handed out without waiting for anybody."""
         return super().available_size() >= num_tokens
 
     def tokens_to_have(self, num_tokens: int) -> int:
-        """How many are to be available before ``num_tokens`` are allocated: what a reader has held for long is not
-        counted on, and where no decode is planned with what is held, nothing that is."""
-        return num_tokens + self._num_uncounted() * self.page_size
+        """How many are to be available before ``num_tokens`` are allocated."""
+        return num_tokens + self.num_uncounted_tokens
 
     def _num_uncounted(self) -> int:
         if not self.decodes_on_held:

@@ -146,7 +146,7 @@ def _keep_time(
 ) -> LayerWait:
     full = kinds.full
     allocators = [kind.pools.allocator for kind in kinds]
-    times.load_without_circles(cache, shards, allocators)
+    times.allocate_without_circles(cache, shards, allocators)
     if full.member_slots.layout.steps_together:
         # As if every token had all that a page of either kind has of it.
         token_bytes = sum(kind.block.block_bytes for kind in kinds) // setup.page_tokens

@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCache
 from sglang.srt.runtime_context import get_parallel
 
 from banyan import faults
-from banyan.cache import LOST
+from banyan.cache import LOST, Wanted
 from banyan.sglang_plugin import seams
 from banyan.sglang_plugin.rank import requests, times
 from banyan.sglang_plugin.rank.assemble import assemble
@@ -104,7 +104,7 @@ class BanyanLinker(Rank, UnifiedCacheLinker):
         ):
             method = getattr(self, name)
             setattr(self, name, faults.quiet(method, f"linker.{name}", otherwise, stops=stops))
-        faults.hush(self, "_poll_tiers", "arrive", "offer_again", "_forget_gone")
+        faults.hush(self, "_poll_tiers", "arrive", "offer_again", "_forget_gone", "_wanted")
         faults.stop_with(self.stop)
         faults.count_at(self.kinds.full.count_failure)
 
@@ -126,17 +126,28 @@ class BanyanLinker(Rank, UnifiedCacheLinker):
 
     def load(self, rid: str, transfers: list[Any]) -> bool:
         """Lease the promised pages for the freshly allocated slots; False makes SGLang compute them."""
-        full, *beside = transfers
-        wanted = [
-            kind.wanted(part.keys, part.device_indices) for kind, part in zip(self.kinds.beside, beside, strict=False)
-        ]
         request = requests.id_of_rid(rid)
-        fetch = self.cache.admit(request, full.keys, self._access.frames(full.device_indices), *wanted)
+        wanted = self._wanted(transfers)
+        if wanted is None:
+            # The other shards wait for this one's answer.
+            self.cache.refuse(request)
+            return False
+        full, *beside = wanted
+        fetch = self.cache.admit(request, *full, *beside)
         if fetch is None:
             return False
         self._queued[rid] = request
         requests.record_fetch(fetch)
         return True
+
+    def _wanted(self, transfers: list[Any]) -> list[Wanted] | None:
+        """The pages of each kind with the places that SGLang has allocated for them; None where that fails."""
+        full, *beside = transfers
+        kinds = zip(self.kinds.beside, beside, strict=False)
+        return [
+            (full.keys, self._access.frames(full.device_indices)),
+            *(kind.wanted(part.keys, part.device_indices) for kind, part in kinds),
+        ]
 
     def cancel_queued_load(self, rid: str) -> bool:
         # What was admitted under this name, whoever has it now.

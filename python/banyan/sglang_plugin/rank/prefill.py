@@ -10,7 +10,6 @@ import functools
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS, AddReqResult
@@ -21,8 +20,11 @@ from banyan.planner import Piece
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import requests
 
-_lockstep: _Lockstep | None = None
-"""The limits of a rank that steps together with others."""
+_most_moved_tokens: Callable[[], int] | None = None
+"""What a step of a rank that steps together with others may move."""
+
+_num_uncounted_tokens: Callable[[], Sequence[int]] | None = None
+"""In quarantine, and not counted on."""
 
 _is_awaited: Callable[[str], bool] | None = None
 """Whether other nodes may still answer for a request of this id."""
@@ -39,20 +41,17 @@ def after_get_prefill_adder_class(chosen: type, scheduler: Any) -> type | None:
     return None if runtime.config() is None else _watched(chosen)
 
 
-@dataclass(frozen=True, slots=True)
-class _Lockstep:
-    most_moved_tokens: Callable[[], int]
-    num_quarantined_tokens: Callable[[], Sequence[int]]
+def step_together(most_moved_tokens: Callable[[], int]) -> None:
+    """From now on a step moves so much at most, or one request (``banyan.pacing.lockstep``)."""
+    global _most_moved_tokens
+    _most_moved_tokens = faults.quiet(most_moved_tokens, "prefill.most_moved_tokens", int)
 
 
-def step_together(*, most_moved_tokens: Callable[[], int], num_quarantined_tokens: Callable[[], Sequence[int]]) -> None:
-    """From now on hold to the rules of ``banyan.pacing.lockstep``: a step moves so much at most, or one request, and a
-    prefill is not given pages that peers still read: of full pages and, of a model with windows, of those."""
-    global _lockstep
-    _lockstep = _Lockstep(
-        faults.quiet(most_moved_tokens, "prefill.most_moved_tokens", int),
-        faults.quiet(num_quarantined_tokens, "prefill.num_quarantined_tokens", lambda: [0]),
-    )
+def leave_out(num_uncounted_tokens: Callable[[], Sequence[int]]) -> None:
+    """From now on a prefill is not given so many tokens that count as free, since peers still read them: of full pages
+    and, of a model with windows, of those."""
+    global _num_uncounted_tokens
+    _num_uncounted_tokens = faults.quiet(num_uncounted_tokens, "prefill.num_uncounted_tokens", lambda: [0])
 
 
 def hold_back(is_awaited: Callable[[str], bool]) -> None:
@@ -115,15 +114,12 @@ class WatchedAdder:
         global _newest
         super().__init__(*args, **kwargs)
         _newest = weakref.ref(self)
-        self._moves: MoveBudget | None = None
-        if _lockstep is not None:
-            self._moves = MoveBudget(_lockstep.most_moved_tokens())
-            full, *windows = _lockstep.num_quarantined_tokens()
-            self._num_held_tokens = full
-            self.memory_budget.total_offset += full
-            self.memory_budget.current_offset += full
-            if windows:
-                self.memory_budget.swa_offset += sum(windows)
+        self._moves = None if _most_moved_tokens is None else MoveBudget(_most_moved_tokens())
+        full, *windows = (0,) if _num_uncounted_tokens is None else _num_uncounted_tokens()
+        self._num_held_tokens = full
+        self.memory_budget.total_offset += full
+        self.memory_budget.current_offset += full
+        self.memory_budget.swa_offset += sum(windows)
 
     def _add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:
         if _has_to_wait(req):

@@ -14,7 +14,6 @@ empty) -> publishing. ``stop``, from any -> stopped, for good.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 from banyan.cache import PrefixCache
@@ -45,10 +44,17 @@ class Publication:
         self._has_said = self._is_stopped = False
 
     def announce(self, keys: list[str]) -> None:
-        """A chain of pages will be complete soon. Records the owner now; the request may be gone when the pages
-        complete."""
-        if self._full.guards_adapters and requests.is_lasting(keys[0], self._page_tokens):
+        """A chain of pages of a request will be complete soon; whose they are is known now only."""
+        if self._full.guards_adapters:
+            if not requests.is_lasting_inserted():
+                return
             self._lasting.put(keys[0], self._lasting.get(keys[0], 0) + 1)
+        store = None if self._full.tier is None else self._full.tier.store
+        if store is not None and store.is_rootless(keys[-1]):
+            # No prompt that arrived goes on like this, as far as is remembered: it follows an answer, mostly.
+            chain = requests.inserted_chain(self._page_tokens)
+            if chain is not None and keys[-1] in chain:
+                store.learn([chain])
 
     def publish(self, frames: Any, keys: list[str], window: Window | None = None) -> None:
         """A chain of complete pages of this rank's tree, with its window pages."""
@@ -67,19 +73,9 @@ class Publication:
         keys = list(tier.partner.to_keep(keys)) if tier is not None else []
         if tier is None or not keys:
             return
-        if tier.store is not None and tier.store.is_rootless(keys[-1]):
-            # No prompt that arrived goes on like this: it follows an answer that was just given.
-            tier.store.learn(self._up_to(keys[-1]))
         tier.backup.offer(keys)
         for kind, window_keys, _ in beside:
             kind.back_up(window_keys)
-
-    def _up_to(self, key: str) -> Iterator[list[str]]:
-        """Chains of requests, until one has the page of ``key``: each is hashed for it."""
-        for chain in requests.grown_chains(self._page_tokens):
-            yield chain
-            if key in chain:
-                return
 
     def stop(self) -> None:
         """Publish nothing any more."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ _page_keys: _native.PageKeys | None = None
 _numbers = itertools.count()
 _by_id: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _by_rid: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+_inserting: Any = None
+"""The request whose pages SGLang is putting into its tree."""
 
 
 def look_ahead(num_tokens: int) -> None:
@@ -178,39 +180,30 @@ def salt_of(request: str) -> str | None:
     return salt
 
 
-def grown_chains(page_tokens: int) -> Iterator[list[str]]:
-    """The keys of all pages, answers included, of every request that has answered a token; of those that have ended
-    first."""
-    answered = [req for req in list(_by_id.values()) if req.output_ids]
-    for req in sorted(answered, key=lambda req: not req.finished()):
-        keys = _grown_keys(req, page_tokens)
-        if keys is not None:
-            yield keys
+def around_checkpoint_into_tree(original: Callable[..., None], tree: Any, req: Any, *args: Any, **kwargs: Any) -> None:
+    """SGLang puts the pages of a request into its tree, and offers the linker those that are new there."""
+    global _inserting
+    _inserting = req
+    try:
+        original(tree, req, *args, **kwargs)
+    finally:
+        _inserting = None
+
+
+def inserted_chain(page_tokens: int) -> list[str] | None:
+    """The keys of all pages, answer included, of the request whose pages are being offered."""
+    return None if _inserting is None else _grown_keys(_inserting, page_tokens)
+
+
+def is_lasting_inserted() -> bool:
+    """Whether the pages that are being offered are known to mean the same to the next server."""
+    return _inserting is not None and _is_lasting(_inserting)
 
 
 def is_of_this_server(request: str) -> bool:
     """Whether the request is known to be for a LoRA adapter whose id means something to this server only."""
     req = _by_id.get(request)
     return req is not None and not _is_lasting(req)
-
-
-def is_lasting(key: str, page_tokens: int) -> bool:
-    """Whether this is the key of a page of a request that is under way, and means the same to the next server."""
-    # Pages come most often of the latest, and what was hashed before is a request's for ever.
-    lasting = [req for req in reversed(list(_by_id.values())) if _is_lasting(req)]
-    if any(key in req.banyan_known_keys[1] for req in lasting if hasattr(req, "banyan_known_keys")):
-        return True
-    return any(key in _known_keys(req, page_tokens) for req in lasting)
-
-
-def _known_keys(req: Any, page_tokens: int) -> frozenset[str]:
-    """The keys of a request's complete pages; hashed again only when there are more of them."""
-    num_pages = (len(req.origin_input_ids) + len(req.output_ids) - _tokens_ahead) // page_tokens
-    hashed_pages, keys = getattr(req, "banyan_known_keys", (0, frozenset()))
-    if hashed_pages != num_pages:
-        keys = frozenset(_grown_keys(req, page_tokens) or ())
-        req.banyan_known_keys = (num_pages, keys)
-    return keys
 
 
 def _is_lasting(req: Any) -> bool:

@@ -9,12 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from banyan.cache import PrefixCache
-from banyan.pacing.lockstep import LOAD_PATIENCE_S, most_moved_tokens
+from banyan.pacing.lockstep import most_moved_tokens
 from banyan.planner import RequestFacts
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.access import PoolAccess
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
-from banyan.sglang_plugin.pools.quarantine import READER_PATIENCE_S
 from banyan.sglang_plugin.rank import prefill
 from banyan.sglang_plugin.rank.layer_wait import LayerWait
 from banyan.sglang_plugin.rank.planning import RankPlanner
@@ -56,23 +55,18 @@ def step_together(
         measured = (planner.decode_us(), planner.token_us()) if is_whole_rank else (None, None)
         return most_moved_tokens(token_bytes, *measured)
 
-    prefill.step_together(
-        most_moved_tokens=most_moved,
-        num_quarantined_tokens=lambda: [one.num_quarantined_tokens if is_whole_rank else 0 for one in allocators],
-    )
-    for allocator in allocators:
-        allocator.load_patience_s = lambda: LOAD_PATIENCE_S
+    prefill.step_together(most_moved)
 
 
-def load_without_circles(
+def allocate_without_circles(
     cache: PrefixCache[RequestFacts], shards: Shards, allocators: Sequence[QuarantiningAllocator]
 ) -> None:
-    """A rank that holds leases for copies which have not begun waits no longer than ``LOAD_PATIENCE_S`` for readers of
-    its own pages: the reader may be waiting for these leases, and would for as long. Its shards give up together. What
-    SGLang cannot do without (pages of a prefill or a decode, slots of states) is waited for, and then the leases go.
+    """A reader of this rank's pages may be waiting for what it has leased of the reader's. So a load waits for a moment
+    only, and the shards of a rank give it up together. What SGLang cannot do without (pages of a prefill or a decode,
+    slots of states) is waited for, and then the leases go. No prefill is planned with what a reader holds for long.
     """
+    prefill.leave_out(lambda: [allocator.num_uncounted_tokens for allocator in allocators])
     for allocator in allocators:
-        allocator.load_patience_s = lambda: LOAD_PATIENCE_S if cache.holds_leases_at_rest else READER_PATIENCE_S
         allocator.agreed = shards.all
         allocator.is_whole_rank = shards.is_one
         allocator.let_peers_go = cache.give_up

@@ -51,7 +51,7 @@ class QuarantiningSlots(Quarantine, MambaSlotAllocator):
     page_size = 1
     free_slots: torch.Tensor
 
-    num_quarantined_tokens = 0
+    num_uncounted_tokens = 0
     """A slot has no tokens."""
 
     decodes_on_held = True
