@@ -136,7 +136,7 @@ class StoredShards(Source):
         self._workers.close(0.0)
         try:
             # A store waits for its drive as it ends.
-            start_thread(self._close_stores, name="banyan-reshard-end", feature="an end of what another --tp has stored")
+            start_thread(self._close_stores, name="banyan-reshard-end", feature="the end of reads of another --tp")
         except RuntimeError:
             self._close_stores()
 
