@@ -2,15 +2,22 @@
 """The linker of a model with states as SGLang drives it: two ranks in one process, with SGLang's own pools."""
 
 import time
+from array import array
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 import torch
 from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
+from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, HybridReqToTokenPool
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.rust_tree_core import adapter
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_cache.components import mamba
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from test.sglang_plugin.rank.hooked import hooked
 from test.sglang_plugin.rank.test_linker import PAGE, POOL, SERVER, be_started, page, parameters_of
 from test.unit.directory.rig import keys
@@ -287,16 +294,17 @@ class Tree:
         return original(SimpleNamespace(cache=self), params, result)
 
 
-def held_state(monkeypatch):
-    """Slots all in use but one, which has been freed under a reader that stands still; slots of states in the tree."""
+def held_states(monkeypatch, number=1):
+    """Slots all in use but some, which have been freed under a reader that stands still; those in use."""
     owner, reader = two_ranks(monkeypatch)
-    names = keys(1, 2)
-    _, state = owner.offload(names)
-    reader.lookup(names)
-    assert reader.load(names) is not None
-    slots = owner.slots.mamba_allocator
-    taken = slots.alloc(NUM_STATES - 1)
-    slots.free(state)
+    slots, states = owner.slots.mamba_allocator, []
+    for name in range(number):
+        states.append(owner.offload(keys(name))[1])
+        reader.lookup(keys(name), f"r{name}")
+        assert reader.load(keys(name), f"r{name}") is not None
+    taken = slots.alloc(NUM_STATES - number)
+    for state in states:
+        slots.free(state)
     return owner, reader, taken.split(1)
 
 
@@ -305,7 +313,7 @@ def test_state_when_its_reader_stands_still_then_another_is_evicted_in_its_place
     monkeypatch, old_s
 ):
     monkeypatch.setattr(quarantine, "OLD_S", old_s)
-    owner, reader, unused = held_state(monkeypatch)
+    owner, reader, unused = held_states(monkeypatch)
     tree = Tree(owner.slots, unused[:2])
     assert tree.match().tolist() == unused[1].tolist()
     assert tree.evicted == [(0, 1)] and tree.locked == []
@@ -314,10 +322,43 @@ def test_state_when_its_reader_stands_still_then_another_is_evicted_in_its_place
     assert tree.match(copies=False) is None and len(tree.evicted) == 2, "nobody reads any more"
 
 
+def test_match_when_more_states_would_go_than_are_in_the_tree_beside_the_matched_one_then_that_stays(monkeypatch):
+    """SGLang's own tree. It copies from the state that it has matched, and uses the pages before it."""
+    monkeypatch.setattr(quarantine, "OLD_S", -1.0)
+    monkeypatch.setattr(mamba, "mamba_checkpoint_grid", lambda page: PAGE)
+    told = SimpleNamespace(mamba_max_states_per_path=-1)
+    for user in (mamba, adapter):
+        monkeypatch.setattr(user, "mamba_cache_chunk_size", lambda: PAGE)
+        monkeypatch.setattr(user, "get_exec", lambda: SimpleNamespace(mamba=told))
+    name = "finalize_match_result_in_cache"
+    monkeypatch.setattr(mamba.MambaComponent, name, hooked(MATCH, getattr(mamba.MambaComponent, name)))
+    owner, _, (matched, other, *_) = held_states(monkeypatch, 2)
+    tree = UnifiedRadixCache(
+        CacheInitParams(
+            disable=False,
+            req_to_token_pool=owner.slots,
+            token_to_kv_pool_allocator=owner.allocator,
+            page_size=PAGE,
+            tree_components=(ComponentType.FULL, ComponentType.MAMBA),
+            enable_mamba_extra_buffer=True,
+        )
+    )
+    for first, state in ((100, matched), (200, other)):
+        key = RadixKey(array("q", range(first, first + PAGE)))
+        tree.insert(InsertParams(key=key, value=owner.allocator.alloc(PAGE), mamba_value=state))
+    req = SimpleNamespace(session=None, kv=SimpleNamespace(holds_mamba=False))
+    key = RadixKey(array("q", range(100, 100 + PAGE)))
+    found = tree.match_prefix(MatchPrefixParams(key=key, req=req, cow_mamba=True))
+    assert found.device_prefix_len == PAGE and req.kv.mamba_cow_src_index.tolist() == matched.tolist()
+    assert req.kv.mamba_pool_idx == other.item(), "of the other, which nobody had matched"
+    assert tree.mamba_evictable_size() == 1 and tree.protected_size() == 0
+    assert tree.match_prefix(MatchPrefixParams(key=key)).device_prefix_len == PAGE
+
+
 def test_state_when_a_rank_has_several_shards_then_none_evicts_alone_and_all_get_a_slot_or_none(monkeypatch):
     monkeypatch.setattr(quarantine, "OLD_S", 0.01)
     monkeypatch.setattr(state_pool, "READER_PATIENCE_S", 0.05)
-    owner, _, unused = held_state(monkeypatch)
+    owner, _, unused = held_states(monkeypatch)
     slots, asked = owner.slots.mamba_allocator, []
     slots.agreed = lambda granted: asked.append(granted) or False
     slots.is_whole_rank = False
