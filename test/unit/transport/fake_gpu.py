@@ -20,9 +20,9 @@ from threading import get_ident
 
 from banyan.transport.cuda_ipc.copies import PageLists
 from banyan.transport.cuda_ipc.driver import DriverError
+from banyan.transport.cuda_ipc.numbers_to_device import NumbersToDevice
 from banyan.transport.cuda_ipc.opening import GivenUpError
 from banyan.transport.cuda_ipc.places import PlaceTable
-from banyan.transport.cuda_ipc.uploads import NumberUploads
 
 WORD_BYTES = 8
 ALIGNMENT_BYTES = 256
@@ -336,11 +336,11 @@ class FakeDriver:
         return get_ident(), self.gpu.opener.is_running
 
 
-def torchs_uploads(gpu: FakeGpu, num_pages: int) -> NumberUploads:
+def torchs_uploads(gpu: FakeGpu, num_pages: int) -> NumbersToDevice:
     """Of numbers that torch reads."""
     driver = FakeDriver(gpu)
     driver.torchs_stream = 1 << 20
-    return NumberUploads(driver, current_stream=lambda: driver.torchs_stream, num_pages=num_pages)
+    return NumbersToDevice(driver, current_stream=lambda: driver.torchs_stream, num_pages=num_pages)
 
 
 def protection(address: int) -> str:

@@ -46,11 +46,11 @@ from banyan.transport.cuda_ipc.host_pieces import HostPieces
 from banyan.transport.cuda_ipc.layer_times import LayerTimer
 from banyan.transport.cuda_ipc.leases import LeaseWord
 from banyan.transport.cuda_ipc.mappings import PeerMappings
+from banyan.transport.cuda_ipc.numbers_to_device import NumbersToDevice
 from banyan.transport.cuda_ipc.peers import CudaPeers, StreamOrder
 from banyan.transport.cuda_ipc.places import ARENA_ROW, OWN_ROW, WORD_BYTES, PlaceTable
 from banyan.transport.cuda_ipc.probe import NUM_PROBE_ROWS, OwnProbe, ProbeReader
 from banyan.transport.cuda_ipc.readback import ReadbackLane
-from banyan.transport.cuda_ipc.uploads import NumberUploads
 from banyan.transport.kv_trans.launch import KvTrans, TileShape, on_torch_stream
 
 logger = logging.getLogger("banyan")
@@ -188,7 +188,7 @@ class DeviceAccess(PoolAccess):
         lane: ReadbackLane[torch.Tensor] = ReadbackLane(
             self._driver, stream=device.readback_stream, num_pages=num_pages
         )
-        uploads = NumberUploads(self._driver, current_stream=current_stream, num_pages=num_pages)
+        uploads = NumbersToDevice(self._driver, current_stream=current_stream, num_pages=num_pages)
         freed = self._driver.create_event()
 
         def freed_events() -> list[int]:

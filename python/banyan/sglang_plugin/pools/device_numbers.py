@@ -19,15 +19,15 @@ from banyan import faults
 from banyan.sglang_plugin.pools.quarantine import OwnPages, Quarantine
 from banyan.sglang_plugin.pools.readback_order import ReadbackOrder
 from banyan.sglang_plugin.pools.reserve import Reserve
+from banyan.transport.cuda_ipc.numbers_to_device import NumbersToDevice
 from banyan.transport.cuda_ipc.readback import ReadbackLane
-from banyan.transport.cuda_ipc.uploads import NumberUploads
 
 
 class NumbersOnDevice(Quarantine):
     """Nothing here waits for the device unless the pool is short of what is not in use."""
 
     _lane: ReadbackLane[torch.Tensor] | None = None
-    _uploads: NumberUploads | None = None
+    _uploads: NumbersToDevice | None = None
     _freed_events: Callable[[], list[int]]
     _order: ReadbackOrder
     _settle: Callable[[], None]
@@ -40,7 +40,7 @@ class NumbersOnDevice(Quarantine):
         self,
         pages: OwnPages,
         lane: ReadbackLane[torch.Tensor],
-        uploads: NumberUploads,
+        uploads: NumbersToDevice,
         freed_events: Callable[[], list[int]],
         reserve: Reserve,
         order: ReadbackOrder,

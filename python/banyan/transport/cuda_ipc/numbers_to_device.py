@@ -19,7 +19,7 @@ from banyan.transport.cuda_ipc.places import WORD_BYTES
 from banyan.transport.cuda_ipc.ring_space import RingSpace
 
 
-class NumberUploads:
+class NumbersToDevice:
     """Lists of numbers, in the order of the calling thread's stream. One thread."""
 
     def __init__(self, driver: CudaDriver, *, current_stream: Callable[[], int], num_pages: int) -> None:

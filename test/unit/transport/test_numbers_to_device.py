@@ -5,7 +5,7 @@ from array import array
 
 from test.unit.transport.fake_gpu import FakeDriver, FakeGpu
 
-from banyan.transport.cuda_ipc.uploads import NumberUploads
+from banyan.transport.cuda_ipc.numbers_to_device import NumbersToDevice
 
 SCHEDULE = 3
 
@@ -13,7 +13,7 @@ SCHEDULE = 3
 def rig(num_pages):
     gpu = FakeGpu()
     driver = FakeDriver(gpu)
-    return gpu, driver, NumberUploads(driver, current_stream=lambda: SCHEDULE, num_pages=num_pages)
+    return gpu, driver, NumbersToDevice(driver, current_stream=lambda: SCHEDULE, num_pages=num_pages)
 
 
 def words(*numbers):
