@@ -21,7 +21,7 @@ SAID = {
 }
 
 
-class Manager(HandOver, CommonKVManager):
+class DecodeTables(HandOver, CommonKVManager):
     """A decode server's, behind its construction."""
 
     def __init__(self):
@@ -56,7 +56,7 @@ def answering(monkeypatch, said, row=None):
 def test_decode_server_when_an_address_says_what_no_prefill_server_says_then_it_goes_on_and_does_not_know_it(
     monkeypatch, caplog, changed
 ):
-    manager = Manager()
+    manager = DecodeTables()
     hand_over._say_misfit.cache_clear()
     answering(monkeypatch, SAID | changed)
     assert not manager.try_ensure_parallel_info(ADDRESS)
@@ -64,7 +64,7 @@ def test_decode_server_when_an_address_says_what_no_prefill_server_says_then_it_
 
 
 def test_decode_server_when_a_prefill_server_says_what_it_is_then_it_is_known(monkeypatch):
-    manager = Manager()
+    manager = DecodeTables()
     answering(monkeypatch, SAID)
     assert manager.try_ensure_parallel_info(ADDRESS) and ADDRESS in manager.prefill_info_table
 
@@ -78,7 +78,7 @@ def receiver_of(engine, manager):
 
 @pytest.mark.parametrize("engine", [by_nixl, by_mooncake], ids=["nixl", "mooncake"])
 def test_request_when_another_server_has_come_to_the_address_then_it_fails_and_the_next_one_knows(monkeypatch, engine):
-    manager, row = Manager(), {"rank_ip": "10.0.0.1", "rank_port": 5}
+    manager, row = DecodeTables(), {"rank_ip": "10.0.0.1", "rank_port": 5}
     answering(monkeypatch, SAID | {"kv_layout": "a"}, row)
     assert manager.try_ensure_parallel_info(ADDRESS)
     receiver = receiver_of(engine, manager)
@@ -97,7 +97,7 @@ def test_request_when_another_server_has_come_to_the_address_then_it_fails_and_t
 def test_request_when_the_row_of_a_prefill_servers_rank_cannot_be_read_then_it_fails_and_the_decode_server_goes_on(
     monkeypatch, engine, row
 ):
-    manager = Manager()
+    manager = DecodeTables()
     manager.build_receiver_registration_message = lambda: [b"None"]
     monkeypatch.setattr(conn, "get_disagg", lambda: SimpleNamespace(disaggregation_decode_allocation_policy="early"))
     answering(monkeypatch, SAID)

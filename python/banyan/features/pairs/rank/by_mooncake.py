@@ -25,7 +25,7 @@ from sglang.srt.disaggregation.utils import KVClassType
 
 from banyan.features.pairs.rank.control_port import MAX_NAME, MAX_PEERS, ControlMessages, is_room
 from banyan.features.pairs.rank.hand_over import HandOver, TellingSender
-from banyan.features.pairs.rank.prefill_servers import CheckedReceiver
+from banyan.features.pairs.rank.prefill_servers import PrefillReceiver
 from banyan.features.pairs.rank.taking_back import TakingReceiver
 from banyan.sglang_plugin import runtime
 
@@ -107,7 +107,7 @@ class MooncakeSender(TellingSender, MooncakeKVSender):
         return runtime.is_on_gpu()
 
 
-class MooncakeReceiver(TakingReceiver, CheckedReceiver, MooncakeKVReceiver):
+class MooncakeReceiver(TakingReceiver, PrefillReceiver, MooncakeKVReceiver):
     """What a decode server's requests receive with."""
 
 

@@ -24,7 +24,7 @@ from sglang.srt.disaggregation.utils import KVClassType
 from banyan.features.pairs.rank.control_port import MAX_NAME, MAX_PEERS, ControlMessages, is_room
 from banyan.features.pairs.rank.hand_over import HandOver, TellingSender
 from banyan.features.pairs.rank.layerwise import LayerwiseSender
-from banyan.features.pairs.rank.prefill_servers import CheckedReceiver
+from banyan.features.pairs.rank.prefill_servers import PrefillReceiver
 from banyan.features.pairs.rank.taking_back import TakingReceiver
 from banyan.sglang_plugin import runtime
 from banyan.transport.nixl.agent import pausing_progress
@@ -104,7 +104,7 @@ class NixlSender(TellingSender, NixlKVSender):
         return most
 
 
-class NixlReceiver(TakingReceiver, CheckedReceiver, NixlKVReceiver):
+class NixlReceiver(TakingReceiver, PrefillReceiver, NixlKVReceiver):
     """What a decode server's requests receive with."""
 
 

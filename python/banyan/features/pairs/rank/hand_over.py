@@ -25,6 +25,7 @@ from sglang.srt.disaggregation.base.conn import KVPoll
 from sglang.srt.disaggregation.common.conn import ABORT_TAG, AbortNotification, AckTarget, CommonKVReceiver
 
 from banyan.features.pairs.asked_rooms import AskedRooms
+from banyan.features.pairs.message_threads import MessageThreads
 from banyan.features.pairs.rank import at_rank, prefill_servers
 from banyan.features.pairs.rank.control_port import (
     DEFERRED_TAGS,
@@ -38,7 +39,6 @@ from banyan.features.pairs.rank.control_port import (
 from banyan.features.pairs.rank.prefill_messages import is_of_prefill_server
 from banyan.features.pairs.rank.sealed import guarding_what_listens, receiver_context
 from banyan.features.pairs.roles import OTHER_WEIGHTS
-from banyan.features.pairs.tellers import Tellers
 from banyan.latest import Latest
 from banyan.sglang_plugin.rank.reporting import report
 
@@ -88,7 +88,7 @@ class HandOver:
         self._given_up_lock = threading.Lock()
         self._epochs: dict[int, int] = {}
         """Of rooms whose decode server has named its weights: how often this one's had changed when they were these."""
-        self._tellers = Tellers()
+        self._message_threads = MessageThreads()
 
     def add_transfer_request(self, bootstrap_room: int, kv_indices: Any, *more: Any, **named: Any) -> Any:
         """SGLang queues here what a request has to send: its pages, or those of a chunk."""
@@ -231,12 +231,12 @@ class HandOver:
             tell(targets=targets)
             return
         for target in targets:
-            self._tellers.tell(target, functools.partial(tell, targets=[target]))
+            self._message_threads.tell(target, functools.partial(tell, targets=[target]))
 
     def _send_abort_ack(self, room: int, target: AckTarget) -> None:
         """SGLang acknowledges an abort here, on the thread of the control port too, which hears all decode servers."""
         send = functools.partial(super()._send_abort_ack, room, target)  # type: ignore[misc]
-        self._tellers.tell((target.ip, target.port), send)
+        self._message_threads.tell((target.ip, target.port), send)
 
     def update_status(self, bootstrap_room: int, status: Any) -> None:
         """SGLang says here that a decode server has asked for this room."""

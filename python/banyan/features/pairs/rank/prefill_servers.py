@@ -35,7 +35,7 @@ def check(info: Any) -> None:
             raise ValueError("it names its layout by what is no text")
 
 
-class CheckedReceiver:
+class PrefillReceiver:
     """In front of SGLang's receiver of one request: what cannot be read of where the prefill server's ranks listen
     fails this request, where in SGLang the decode server ends."""
 

@@ -24,7 +24,7 @@ MAX_WAITING = 1024
 MAX_ADDRESSES = 1024
 
 
-class Tellers:
+class MessageThreads:
     """One rank's; any thread."""
 
     def __init__(self) -> None:

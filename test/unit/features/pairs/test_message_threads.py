@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from banyan.features.pairs import tellers
-from banyan.features.pairs.tellers import Tellers
+from banyan.features.pairs import message_threads
+from banyan.features.pairs.message_threads import MessageThreads
 
 
 def test_message_when_another_address_reads_nothing_then_it_is_told_and_those_of_one_address_in_order():
-    told, reads, made = queue.Queue(), threading.Event(), Tellers()
+    told, reads, made = queue.Queue(), threading.Event(), MessageThreads()
     made.tell(("silent", 1), lambda: reads.wait(10) and told.put("silent"))
     for number in range(3):
         made.tell(("reads", 1), lambda number=number: told.put(number))
@@ -21,7 +21,7 @@ def test_message_when_another_address_reads_nothing_then_it_is_told_and_those_of
 
 
 def test_message_when_one_before_it_could_not_be_told_then_it_is(caplog):
-    told, made = queue.Queue(), Tellers()
+    told, made = queue.Queue(), MessageThreads()
 
     def fail():
         raise OSError("no route")
@@ -32,8 +32,8 @@ def test_message_when_one_before_it_could_not_be_told_then_it_is(caplog):
 
 
 def test_message_when_too_many_wait_then_it_is_dropped_and_said(monkeypatch, caplog):
-    monkeypatch.setattr(tellers, "MAX_WAITING", 2)
-    told, begun, reads, made = queue.Queue(), threading.Event(), threading.Event(), Tellers()
+    monkeypatch.setattr(message_threads, "MAX_WAITING", 2)
+    told, begun, reads, made = queue.Queue(), threading.Event(), threading.Event(), MessageThreads()
     made.tell("there", lambda: begun.set() or reads.wait(10))
     assert begun.wait(10)
     for number in range(4):
@@ -46,19 +46,19 @@ def test_message_when_too_many_wait_then_it_is_dropped_and_said(monkeypatch, cap
 
 
 def test_messages_when_they_are_for_more_addresses_than_may_have_a_thread_then_all_are_told(monkeypatch):
-    monkeypatch.setattr(tellers, "MAX_ADDRESSES", 2)
-    told, made = queue.Queue(), Tellers()
+    monkeypatch.setattr(message_threads, "MAX_ADDRESSES", 2)
+    told, made = queue.Queue(), MessageThreads()
     for number in range(5):
         made.tell(number, lambda number=number: told.put(number))
     assert {told.get(timeout=10) for _ in range(5)} == set(range(5)) and len(made._waiting) == 2
 
 
 def test_message_when_there_is_no_thread_left_then_it_is_told_here(monkeypatch):
-    told, made = [], Tellers()
+    told, made = [], MessageThreads()
 
     def start(*args, **named):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(tellers, "start_thread", start)
+    monkeypatch.setattr(message_threads, "start_thread", start)
     made.tell("there", lambda: told.append(threading.get_ident()))
     assert told == [threading.get_ident()]
