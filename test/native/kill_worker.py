@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that will be killed: `reader` (while it copies under leases) or `owner` (while it publishes)."""
+"""A rank that will be killed: `reader` (while it copies under leases), `owner` (while it publishes), or `stranger`, to
+whom the others' pages are nothing."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import sys
 import time
 
 import numpy as np
+import processes
 from processes import Pool, frames, key
 
 from banyan._native import RankTable
@@ -58,7 +60,14 @@ def publish_for_ever(rank_table: RankTable, slot: int, num_steady: int) -> None:
         frame_table.retire(moving)
 
 
+def stay(rank_table: RankTable, slot: int, _number: int) -> None:
+    processes.NAMESPACE = b"s" * 32
+    _parts = rank(rank_table, slot)
+    print("there", flush=True)
+    time.sleep(WITHIN_S)
+
+
 if __name__ == "__main__":
     role, path, slot, number = sys.argv[1:]
-    run = {"reader": read_for_ever, "owner": publish_for_ever}[role]
+    run = {"reader": read_for_ever, "owner": publish_for_ever, "stranger": stay}[role]
     run(RankTable.open(path), int(slot), int(number))

@@ -108,6 +108,23 @@ def test_reader_when_its_successor_takes_its_place_then_old_pins_are_gone() -> N
     assert until(lambda: ids(frame_table.drain()) == [0])
 
 
+@pytest.mark.parametrize("is_withdrawn", [False, True], ids=["still published", "in quarantine"])
+def test_reader_when_its_successor_is_in_another_namespace_then_old_pins_are_gone_all_the_same(is_withdrawn) -> None:
+    rank_table = RankTable.create(3)
+    _pool, frame_table, _peers = rank(rank_table, 0)
+    frame_table.publish(frames(range(4)), keys(range(4)))
+    first = Process(WORKER, "reader", rank_table.path, 1, 4)
+    first.expect("leased")
+    came_back = ids(frame_table.retire(frames(range(4)))) if is_withdrawn else []
+    first.kill()
+    second = Process(WORKER, "stranger", rank_table.path, 1, 0)
+    second.expect("there")
+    if not is_withdrawn:
+        came_back = ids(frame_table.retire(frames(range(4))))
+    assert until(lambda: came_back.extend(ids(frame_table.drain())) or len(came_back) == 4)
+    second.kill()
+
+
 def test_owner_when_killed_mid_publish_then_readers_go_on_with_others() -> None:
     rank_table = RankTable.create(3)
     pool, frame_table, peers = rank(rank_table, 0)

@@ -29,8 +29,26 @@ pub struct ReaderBit {
 
 impl ReaderBit {
     pub fn claim(rank_table: Arc<RankTable>, bit: u32) -> Result<Self> {
-        rank_table.claim_reader(bit)?;
-        Ok(Self { rank_table, bit })
+        let before = rank_table.claim_reader(bit)?;
+        let reader = Self { rank_table, bit };
+        if !before.is_nobody() {
+            reader.forget_predecessor();
+        }
+        Ok(reader)
+    }
+
+    /// Clears what a dead predecessor has pinned, in any namespace: no lease is held under this bit yet. A frame table that cannot be opened has gone,
+    /// or its owner has.
+    fn forget_predecessor(&self) {
+        let members =
+            (0..self.rank_table.num_slots()).map(|slot| (slot, self.rank_table.member(slot)));
+        for (slot, member) in members {
+            if let Some(member) = member
+                && let Ok((peer_mapping, _)) = PeerMapping::open(slot, &member)
+            {
+                peer_mapping.unpin_all(self.mask());
+            }
+        }
     }
 
     fn mask(&self) -> u64 {
@@ -93,11 +111,7 @@ impl PeerMapping {
             );
         };
         // A dead predecessor may have left our bit behind; until the first lease of this process nobody may hold it.
-        for frame in peer_mapping.index().frames() {
-            if frame.is_pinned_by(reader.mask()) {
-                frame.unpin(reader.mask());
-            }
-        }
+        peer_mapping.unpin_all(reader.mask());
         let held = Mutex::new(vec![0; reading.layout.num_frames]);
         peer_mapping.reach = Some(Reach {
             reader: Arc::downgrade(reader),
@@ -107,6 +121,14 @@ impl PeerMapping {
             held,
         });
         Ok(peer_mapping)
+    }
+
+    fn unpin_all(&self, mask: u64) {
+        for frame in self.index().frames() {
+            if frame.is_pinned_by(mask) {
+                frame.unpin(mask);
+            }
+        }
     }
 
     fn open(slot: usize, member: &Member) -> Result<(Self, Reading)> {

@@ -223,8 +223,9 @@ impl RankTable {
         self.slot_word(slot, field).store(value, Ordering::Relaxed);
     }
 
-    /// Takes a pin bit for this process.
-    pub fn claim_reader(&self, bit: u32) -> Result<()> {
+    /// Takes a pin bit for this process; from whom. A dead process may have left it set in any frame table, where it counts from now on: it is to be
+    /// cleared there before the first lease.
+    pub fn claim_reader(&self, bit: u32) -> Result<Identity> {
         if bit as usize >= MAX_SLOTS {
             return invalid!("reader bit {bit} is outside 0 to {}", MAX_SLOTS - 1);
         }
@@ -316,15 +317,15 @@ impl RankTable {
     }
 }
 
-/// Writes this process into an identity word, unless a live process is in it.
-fn claim(word: &AtomicU64, what: &str) -> Result<()> {
+/// Writes this process into an identity word, unless a live process is in it; who was.
+fn claim(word: &AtomicU64, what: &str) -> Result<Identity> {
     let own = Identity::own()?;
     let before = Identity(word.load(Ordering::Acquire));
     if before.is_alive() {
         return invalid!("{what} is in use by process {}", before.pid());
     }
     match word.compare_exchange(before.0, own.0, Ordering::SeqCst, Ordering::SeqCst) {
-        Ok(_) => Ok(()),
+        Ok(_) => Ok(before),
         Err(now) => invalid!("{what} was just taken by process {}", Identity(now).pid()),
     }
 }
