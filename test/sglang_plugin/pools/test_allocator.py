@@ -408,6 +408,20 @@ class Evicting:
             self._slots = None
 
 
+def test_load_when_a_page_has_been_held_for_long_already_then_another_is_evicted_at_once(node, monkeypatch):
+    pages, cache, peers, *_ = node
+    monkeypatch.setattr(quarantine, "OLD_S", -1.0)
+    slots = pages.alloc((NUM_FRAMES - 1) * PAGE_TOKENS)
+    cache.publish(frames(5), keys(1))
+    lease = peers.lease(peers.lookup(keys(1)), keys(1))
+    pages.free(slots[4 * PAGE_TOKENS : 5 * PAGE_TOKENS])
+    pages.evict_from(Evicting(pages, slots[:PAGE_TOKENS]), "num_tokens")
+    pages.load_patience_s = lambda: 0.0
+    assert page_ids(pages.alloc(PAGE_TOKENS)) == [1]
+    lease.release()
+    assert page_ids(pages.alloc(PAGE_TOKENS)) == [5], "it has been let go of, if nobody waits for it"
+
+
 @pytest.mark.parametrize("num_shards", [1, 2])
 def test_prefill_when_a_reader_does_not_let_go_then_another_page_is_evicted_instead_of_waiting_for_ever(
     node, monkeypatch, num_shards

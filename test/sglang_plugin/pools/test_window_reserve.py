@@ -9,6 +9,8 @@ from sglang.srt.mem_cache.allocator import swa
 from test.sglang_plugin.features.windows.window_gpu import PAGE, TOKENS, make_pool
 from test.sglang_plugin.rank.hooked import hooked
 
+from banyan.sglang_plugin.pools import quarantine
+from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.device_allocator import DeviceAllocator
 from banyan.sglang_plugin.pools.reserve import Reserve
 
@@ -66,3 +68,27 @@ def test_hook_when_there_is_no_tree_or_the_allocators_are_sglangs_then_nothing_i
     original = hooked(TARGET, lambda allocator, tree_cache, num_tokens: None)
     original(allocator, tree, TOKENS)
     assert tree is None or tree.evicted == []
+
+
+class Read:
+    """A frame table of pages that a peer does not let go of."""
+
+    def retire(self, frames):
+        return b""
+
+    def drain(self):
+        return b""
+
+
+@pytest.mark.parametrize(("part", "evicted"), [("full_attn_allocator", (PAGE, 0)), ("swa_attn_allocator", (0, PAGE))])
+def test_load_when_a_reader_does_not_let_go_of_a_page_then_others_are_evicted_of_its_pool(monkeypatch, part, evicted):
+    """SGLang evicts for both pools by the allocator in front of them, and loads into each by itself."""
+    monkeypatch.setattr(quarantine, "OLD_S", 0.01)
+    allocator, tree = make_allocator(monkeypatch, QuarantiningAllocator), Tree()
+    assert evict(allocator, tree, PAGE) == []
+    pages = getattr(allocator, part)
+    slots = pages.alloc(pages.available_size())
+    pages.attach(Read())
+    pages.free(slots[:PAGE])
+    pages.load_patience_s = lambda: 0.05
+    assert pages.alloc(PAGE) is None and tree.evicted == [evicted]

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
-from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from banyan.sglang_plugin.pools.quarantine import NO_PAGES, OLD_S, READER_PATIENCE_S, Quarantine, frame_array
 
@@ -25,12 +24,6 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
     load_patience_s: Callable[[], float] = staticmethod(lambda: READER_PATIENCE_S)
     """The most that pages to load into wait for readers; what gets none is computed."""
 
-    agreed: Callable[[bool], bool] = staticmethod(lambda granted: granted)
-    """Whether every shard of the rank got pages to load into, given whether this one did."""
-
-    is_whole_rank = True
-    """Whether no other shard has pages of the same tokens."""
-
     staged_pages: list[Any]
     num_staged_pages: int
 
@@ -38,9 +31,6 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
     """That go at once where any have to."""
 
     _needed_tokens = 0
-
-    _tree: Any = None
-    """SGLang's, once it was asked to evict for this allocator."""
 
     decodes_on_held = True
     """Whether a decode is planned with pages that peers are still reading. Where not, SGLang retracts a request."""
@@ -66,14 +56,8 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
     def alloc(self, need_size: int) -> torch.Tensor | None:
         # For loads only: SGLang computes what gets no pages. A prefill or a decode that gets none ends the server.
         allocate = super().alloc
-        slots = self._when_readers_let_go(lambda: allocate(need_size), self.load_patience_s())
-        # The quarantines of a rank's shards differ. One that computed alone would leave the others waiting for its
-        # part of the next agreement.
-        if self.agreed(slots is not None):
-            return slots
-        if slots is not None:
-            self.free(slots)
-        return None
+        # One shard that computed alone would leave the others waiting for its part of the next agreement.
+        return self._if_all_shards_got(self._when_readers_let_go(lambda: allocate(need_size), self.load_patience_s()))
 
     def alloc_extend(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
         allocate = super().alloc_extend
@@ -86,7 +70,7 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
     def evict_to_free_tokens(self, tree_cache: Any, num_tokens: int) -> bool | None:
         """As upstream's, with what there is to be beside; where that is too little, several pages go at once: each
         walk looks at all leaves that are kept."""
-        self._tree = tree_cache
+        self.evict_from(tree_cache, "num_tokens")
         self._needed_tokens = num_tokens = self.tokens_to_have(num_tokens)
         if num_tokens > (num_available := self.available_size()):
             num_tokens = max(num_tokens, num_available + self.least_evicted_tokens)
@@ -99,12 +83,6 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
     def has_what_it_needs(self) -> bool:
         """Whether what is being evicted for an allocation is more than that needs."""
         return 0 < self._needed_tokens <= self.available_size()
-
-    def _evict_for_held(self) -> None:
-        # The shards of a rank must evict alike, and only this one knows what its readers hold.
-        tree = self._tree if self.is_whole_rank else None
-        if tree is not None and tree.supports_prefix_sharing():
-            tree.evict_for_alloc(EvictParams(num_tokens=len(self._quarantine) * self.page_size))
 
     def check_decode_capacity(
         self, *, num_tokens: int, tree_cache: Any, requests: Any = None, spec_algorithm: Any = None

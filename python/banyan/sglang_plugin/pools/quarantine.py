@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from banyan import faults
 
@@ -56,9 +57,24 @@ class OwnPages(Protocol):
 
 
 class Quarantine:
-    """What an allocator with a quarantine has besides upstream's. ``device`` is upstream's."""
+    """What an allocator with a quarantine has besides upstream's. ``device``, ``page_size`` and ``free`` are
+    upstream's."""
 
     device: Any
+    page_size: int
+    free: Any
+
+    agreed: Callable[[bool], bool] = staticmethod(lambda granted: granted)
+    """Whether every shard of the rank got what it asked for, given whether this one did."""
+
+    is_whole_rank = True
+    """Whether no other shard has pages of the same tokens."""
+
+    _tree: Any = None
+    """SGLang's, once it is known."""
+    _tree_name = "num_tokens"
+    """What the tree calls what is in this pool, where it is to evict."""
+
     _cache: OwnPages | None = None  # set by the linker; upstream's constructor already calls clear()
     _quarantine: Mapping[int, float] = MappingProxyType({})
     """Page -> since when, in seconds of ``time.monotonic``."""
@@ -74,6 +90,10 @@ class Quarantine:
     def attach(self, cache: OwnPages) -> None:
         """From now on freed pages are withdrawn from ``cache`` before reuse."""
         self._cache = cache
+
+    def evict_from(self, tree: Any, name: str) -> None:
+        """SGLang's tree, which has what is in this pool, and what it calls that where it is to evict."""
+        self._tree, self._tree_name = tree, name
 
     @property
     def _num_held(self) -> int:
@@ -147,9 +167,10 @@ class Quarantine:
             return slots is not None
 
         began_s = time.monotonic()
+        old_s = OLD_S - (began_s - min(self._quarantine.values(), default=began_s))
         due: list[Callable[[], object]] = []
         # A reader that has not let go by then may never, or may be waiting for this rank.
-        for until_s, do in ((OLD_S, self._evict_for_held), (CIRCLE_S, self._give_up), (patience_s, None)):
+        for until_s, do in ((old_s, self._evict_for_held), (CIRCLE_S, self._give_up), (patience_s, None)):
             self._wait_until(retry, min(patience_s, until_s) - (time.monotonic() - began_s))
             if do is None or slots is not None or not self._num_held or patience_s <= until_s:
                 break
@@ -169,8 +190,20 @@ class Quarantine:
             )
         return slots
 
+    def _if_all_shards_got(self, slots: torch.Tensor | None) -> torch.Tensor | None:
+        """What was allocated, or None: the quarantines of a rank's shards differ, what they do about it must not."""
+        if self.agreed(slots is not None):
+            return slots
+        if slots is not None:
+            self.free(slots)
+        return None
+
     def _evict_for_held(self) -> None:
         """Evict others in the place of what readers hold, where that is possible."""
+        # The shards of a rank must evict alike, and only this one knows what its readers hold.
+        tree = self._tree if self.is_whole_rank else None
+        if tree is not None and tree.supports_prefix_sharing():
+            tree.evict_for_alloc(EvictParams(**{self._tree_name: len(self._quarantine) * self.page_size}))
 
     def _give_up(self) -> None:
         num_fetches = self.let_peers_go()
@@ -185,10 +218,13 @@ class Quarantine:
     def _wait_until(self, enough: Callable[[], bool], patience_s: float) -> None:
         """Free pages as they leave quarantine until ``enough``, or nothing is left in it, or patience ends."""
         deadline = time.monotonic() + patience_s
-        while self._num_held and time.monotonic() < deadline:
-            if not self._take_drained():
+        while self._num_held:
+            if self._take_drained():
+                if enough():
+                    return
+            elif time.monotonic() < deadline:
                 time.sleep(POLL_S)
-            elif enough():
+            else:
                 return
 
     def _take_drained(self) -> bool:

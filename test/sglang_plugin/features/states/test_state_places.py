@@ -2,15 +2,22 @@
 """The linker of a model with states as SGLang drives it: two ranks in one process, with SGLang's own pools."""
 
 import time
+from array import array
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 import torch
 from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
+from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, HybridReqToTokenPool
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.rust_tree_core import adapter
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_cache.components import mamba
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from test.sglang_plugin.rank.hooked import hooked
 from test.sglang_plugin.rank.test_linker import PAGE, POOL, SERVER, be_started, page, parameters_of
 from test.unit.directory.rig import keys
@@ -28,6 +35,7 @@ from banyan.sglang_plugin.rank.linker import BanyanLinker
 
 INIT = "sglang.srt.mem_cache.memory_pool.HybridReqToTokenPool._init_mamba_pool"
 FILL = "sglang.srt.mem_cache.unified_cache.components.mamba.MambaComponent.cleanup_after_caching_req"
+MATCH = "sglang.srt.mem_cache.unified_cache.components.mamba.MambaComponent.finalize_match_result_in_cache"
 NUM_SLOTS, TOKENS, NUM_STATES = 8, 64, 12
 LINEAR, FULL = [0, 2], [1, 3]
 NUM_LAYERS = len(LINEAR) + len(FULL)
@@ -253,6 +261,115 @@ def test_slots_when_some_are_read_then_only_an_allocation_that_these_would_satis
     assert slots.schedulable_available_size() == NUM_STATES - 1, "ranks in step plan nothing with what is read"
     assert slots.alloc(NUM_STATES) is None and slots.wait_us > 0
     assert reader.land() and len(slots.alloc(NUM_STATES)) == NUM_STATES
+
+
+class Tree:
+    """What of SGLang's cache a match touches, with states that nobody uses."""
+
+    def __init__(self, slots, unused=()):
+        self.req_to_token_pool, self._unused = slots, list(unused)
+        self.evicted, self.locked = [], []
+
+    def supports_prefix_sharing(self):
+        return True
+
+    def inc_lock_ref(self, node):
+        self.locked.append(node)
+        return SimpleNamespace(to_dec_params=lambda: node)
+
+    def dec_lock_ref(self, node, params):
+        assert params == node
+        self.locked.remove(node)
+
+    def evict_for_alloc(self, params):
+        assert self.locked == ["matched"], "what is being matched must stay"
+        self.evicted.append((params.num_tokens, params.mamba_num))
+        for _ in range(min(params.mamba_num, len(self._unused))):
+            self.req_to_token_pool.mamba_allocator.free(self._unused.pop())
+
+    def match(self, *, copies=True):
+        """The slot that SGLang takes for a copy of the matched state."""
+        original = hooked(MATCH, lambda component, params, result: self.req_to_token_pool.mamba_allocator.alloc(1))
+        params, result = SimpleNamespace(cow_mamba=copies), SimpleNamespace(best_match_node="matched")
+        return original(SimpleNamespace(cache=self), params, result)
+
+
+def held_states(monkeypatch, number=1):
+    """Slots all in use but some, which have been freed under a reader that stands still; those in use."""
+    owner, reader = two_ranks(monkeypatch)
+    slots, states = owner.slots.mamba_allocator, []
+    for name in range(number):
+        states.append(owner.offload(keys(name))[1])
+        reader.lookup(keys(name), f"r{name}")
+        assert reader.load(keys(name), f"r{name}") is not None
+    taken = slots.alloc(NUM_STATES - number)
+    for state in states:
+        slots.free(state)
+    return owner, reader, taken.split(1)
+
+
+@pytest.mark.parametrize("old_s", [0.01, -1.0], ids=["now", "for long"])
+def test_state_when_its_reader_stands_still_then_another_is_evicted_in_its_place_and_the_match_is_locked(
+    monkeypatch, old_s
+):
+    monkeypatch.setattr(quarantine, "OLD_S", old_s)
+    owner, reader, unused = held_states(monkeypatch)
+    tree = Tree(owner.slots, unused[:2])
+    assert tree.match().tolist() == unused[1].tolist()
+    assert tree.evicted == [(0, 1)] and tree.locked == []
+    assert tree.match().tolist() == unused[0].tolist()
+    assert reader.land() and len(owner.slots.mamba_allocator.alloc(1)) == 1
+    assert tree.match(copies=False) is None and len(tree.evicted) == 2, "nobody reads any more"
+
+
+def test_match_when_more_states_would_go_than_are_in_the_tree_beside_the_matched_one_then_that_stays(monkeypatch):
+    """SGLang's own tree. It copies from the state that it has matched, and uses the pages before it."""
+    monkeypatch.setattr(quarantine, "OLD_S", -1.0)
+    monkeypatch.setattr(mamba, "mamba_checkpoint_grid", lambda page: PAGE)
+    told = SimpleNamespace(mamba_max_states_per_path=-1)
+    for user in (mamba, adapter):
+        monkeypatch.setattr(user, "mamba_cache_chunk_size", lambda: PAGE)
+        monkeypatch.setattr(user, "get_exec", lambda: SimpleNamespace(mamba=told))
+    name = "finalize_match_result_in_cache"
+    monkeypatch.setattr(mamba.MambaComponent, name, hooked(MATCH, getattr(mamba.MambaComponent, name)))
+    owner, _, (matched, other, *_) = held_states(monkeypatch, 2)
+    tree = UnifiedRadixCache(
+        CacheInitParams(
+            disable=False,
+            req_to_token_pool=owner.slots,
+            token_to_kv_pool_allocator=owner.allocator,
+            page_size=PAGE,
+            tree_components=(ComponentType.FULL, ComponentType.MAMBA),
+            enable_mamba_extra_buffer=True,
+        )
+    )
+    for first, state in ((100, matched), (200, other)):
+        key = RadixKey(array("q", range(first, first + PAGE)))
+        tree.insert(InsertParams(key=key, value=owner.allocator.alloc(PAGE), mamba_value=state))
+    req = SimpleNamespace(session=None, kv=SimpleNamespace(holds_mamba=False))
+    key = RadixKey(array("q", range(100, 100 + PAGE)))
+    found = tree.match_prefix(MatchPrefixParams(key=key, req=req, cow_mamba=True))
+    assert found.device_prefix_len == PAGE and req.kv.mamba_cow_src_index.tolist() == matched.tolist()
+    assert req.kv.mamba_pool_idx == other.item(), "of the other, which nobody had matched"
+    assert tree.mamba_evictable_size() == 1 and tree.protected_size() == 0
+    assert tree.match_prefix(MatchPrefixParams(key=key)).device_prefix_len == PAGE
+
+
+def test_state_when_a_rank_has_several_shards_then_none_evicts_alone_and_all_get_a_slot_or_none(monkeypatch):
+    monkeypatch.setattr(quarantine, "OLD_S", 0.01)
+    monkeypatch.setattr(state_pool, "READER_PATIENCE_S", 0.05)
+    owner, _, unused = held_states(monkeypatch)
+    slots, asked = owner.slots.mamba_allocator, []
+    slots.agreed = lambda granted: asked.append(granted) or False
+    slots.is_whole_rank = False
+    tree = Tree(owner.slots, unused[:2])
+    assert tree.match() is None and tree.evicted == [] and asked == [False]
+    slots.free(unused[0])
+    assert slots.alloc(1) is None and asked == [False, True], "another shard got none"
+    slots.alloc_group_begin(1)
+    assert slots.alloc(1) is None and asked == [False, True, True], "one by one or together, as it may be in each"
+    slots.alloc_group_end()
+    assert slots.free_slots.tolist() == unused[0].tolist()
 
 
 def test_slots_when_two_ranks_wait_for_what_each_was_promised_of_the_other_then_one_gives_up_and_both_go_on(

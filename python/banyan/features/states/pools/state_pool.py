@@ -61,6 +61,11 @@ class QuarantiningSlots(Quarantine, MambaSlotAllocator):
     def num_pages(self) -> int:
         return int(self.size)
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether an allocation may have to wait for slots that are free."""
+        return self._num_held > 0
+
     def available_size(self) -> int:
         return super().available_size() + self._num_held
 
@@ -81,6 +86,10 @@ class QuarantiningSlots(Quarantine, MambaSlotAllocator):
     def alloc_group_begin(self, num_reqs: int) -> None:
         # So many at once save SGLang time. They are worth no wait: without them each request allocates by itself.
         super().alloc_group_begin(num_reqs if num_reqs <= len(self.free_slots) else 0)
+
+    def alloc(self, need_size: int) -> torch.Tensor | None:
+        # One shard that evicted alone would have another tree from then on.
+        return self._if_all_shards_got(super().alloc(need_size))
 
     def _do_alloc(self, need_size: int) -> torch.Tensor | None:
         if need_size > self.available_size():

@@ -22,6 +22,8 @@ def after_evict_to_free_tokens(result: None, allocator: Any, tree_cache: Any, nu
         return
     if not all(isinstance(part, QuarantiningAllocator) for part in parts):
         return
+    for part, name in zip(parts, ("num_tokens", "swa_num_tokens"), strict=True):
+        part.evict_from(tree_cache, name)
     full, window = (max(0, part.tokens_to_have(num_tokens) - part.available_size()) for part in parts)
     if full or window:
         tree_cache.evict_for_alloc(EvictParams(num_tokens=full, swa_num_tokens=window))
