@@ -79,11 +79,14 @@ class Planner:
         min_pages: int,
         num_in_step: int = 1,
         fixed_tokens: float = 0.0,
+        num_kinds: int = 1,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """``num_in_step`` ranks wait when this one does. A move brings ``fixed_tokens`` besides those that it is of.
-        ``clock``: seconds since the epoch, for what is told."""
+        With pages of several kinds a prefix can be restored at few lengths: a tail is moved as far as it was found, or
+        not at all. ``clock``: seconds since the epoch, for what is told."""
         self._clock = clock
+        self._num_kinds = num_kinds
         self._pricing = Pricing(
             times=times, rates=rates, num_layers=num_layers, num_in_step=num_in_step, fixed_tokens=fixed_tokens
         )
@@ -146,7 +149,8 @@ class Planner:
         recompute = self._pricing.recompute(tail)
         best = None
         if recompute is not None:
-            best = self._pricing.best(tail, recompute, min_pages=self._min_pages, uncut=uncut)
+            least = self._min_pages if self._num_kinds == 1 else found
+            best = self._pricing.best(tail, recompute, min_pages=least, uncut=uncut)
         if asked is not None:
             return Plan(found if asked is Action.MOVE else 0, PlanReason.ASKED, best, recompute)
         if best is None or recompute is None:

@@ -145,6 +145,16 @@ def test_plan_when_more_requests_wait_than_are_told_then_none_is_planned_again()
     assert reads[0] == reads[1] and ours.num_computed == 300
 
 
+@pytest.mark.parametrize(("num_kinds", "lengths"), [(1, range(1, 200)), (2, (0, 200))])
+def test_plan_when_pages_are_of_two_kinds_then_all_that_can_be_restored_is_moved_or_nothing(num_kinds, lengths):
+    """A cut would end where there is no window, or no state: nothing of it would be moved."""
+    for per_token_us in (95.0, 100.0, 105.0):
+        ours = planner(rates_of(PEER=per_token_us, STORE=per_token_us), num_kinds=num_kinds)
+        assert ours.decide("r", tail((PEER, 200))).num_pages in lengths
+        assert ours.decide("s", tail((PEER, 100), (STORE, 100))).num_pages in lengths
+        assert ours.decide_read("t", tail((STORE, 200))).num_pages in lengths
+
+
 def test_plan_when_a_request_is_forgotten_then_it_is_still_told_of_and_another_of_its_name_is_planned_for_itself():
     rates = rates_of(PEER=1.0)
     ours, found = planner(rates, min_pages=50), tail((PEER, 50))

@@ -116,6 +116,7 @@ def _make_planner(setup: RankSetup, kinds: Kinds, pools: RankPools) -> RankPlann
         min_pages=-(-setup.config.min_fetch_tokens // setup.page_tokens),
         num_in_step=kinds.full.member_slots.layout.attn_dp,
         fixed_tokens=kinds.fixed_tokens,
+        num_kinds=1 + len(kinds.beside),
         chunk_tokens=most_chunk_tokens(),
     )
     faults.hush(planner, "became", "refused", "started", "moved", "forward_begins", "forward_ended", "forward_took")

@@ -34,10 +34,11 @@ class RankPlanner:
         min_pages: int,
         num_in_step: int = 1,
         fixed_tokens: float = 0.0,
+        num_kinds: int = 1,
         chunk_tokens: int = sys.maxsize,
     ) -> None:
-        """``fixed_tokens``: what a fetch moves besides its pages, in tokens of their size: a state.
-        ``chunk_tokens``: no forward computes more of a prompt."""
+        """``fixed_tokens``: what a fetch moves besides its pages, in tokens of their size: a state. ``num_kinds``: of
+        pages. ``chunk_tokens``: no forward computes more of a prompt."""
         config = runtime.config()
         self._num_layers = num_layers
         self._page_tokens = page_tokens
@@ -51,6 +52,7 @@ class RankPlanner:
             min_pages=min_pages,
             num_in_step=num_in_step,
             fixed_tokens=fixed_tokens,
+            num_kinds=num_kinds,
         )
         self._fixed_tokens = fixed_tokens
         self._pieces_prepared: tuple[Piece, ...] = ()
