@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from sglang.srt.mem_cache.base_prefix_cache import InsertParams, InsertResult
+from sglang.srt.mem_cache.base_prefix_cache import InsertParams, InsertResult, MatchPrefixParams
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
@@ -374,6 +374,23 @@ def test_evict_when_more_leaves_are_kept_than_a_walk_looks_at_then_another_one_g
     cache.insert_as_sglang(prompt(100))
     assert cache.evict(PROMPT) == PROMPT
     assert cache.num_held(prompt(100)) == 0
+
+
+@pytest.mark.parametrize("num_kept", [3, eviction.MOST_SPARED_AGAIN + 1])
+def test_evict_when_many_leaves_are_kept_then_a_walk_does_not_pass_them_again_for_each_stretch(full, rig, num_kept):
+    _, _, linker = rig
+    core = full.tree_core
+    for number in range(num_kept):
+        linker.kept_in_pool.add(core.get_last_hash_value(full.insert(prompt(10 + number, 1))))
+    # They are the oldest now.
+    for number in range(3):
+        core.match_prefix(MatchPrefixParams(key=RadixKey(array("q", prompt(number, 40)))))
+    victims = full.banyan_victims
+    passed, theirs = [], victims._start
+    victims._start = lambda *args: passed.append(args) or theirs(*args)
+    assert full.evict(32 * PAGE) == 32 * PAGE
+    assert len(passed) == (4 if num_kept == 3 else 2)
+    assert all(full.num_held(prompt(10 + number, 1)) == PAGE for number in range(num_kept))
 
 
 def test_evict_when_all_is_kept_then_it_goes_all_the_same_and_the_walk_ends(rig):

@@ -39,6 +39,9 @@ logger = logging.getLogger("banyan")
 MOST_STRETCHES_KNOWN = 8 * STRETCHES_PER_POOL
 """Several times what a pool can hold. More means that the tree was emptied meanwhile, and these are forgotten."""
 
+MOST_SPARED_AGAIN = 64
+"""Leaves that are kept and that a walk passes over anew to take a stretch behind the one that went before it."""
+
 
 def after_init_cache_linker(result: None, cache: Any, linker: Any) -> None:
     """SGLang's cache has got its linker: choose its victims, where one process is the whole rank.
@@ -266,7 +269,7 @@ class VictimChoice:
         if node not in self._stretches:
             return False
         self._stretches.discard(node)
-        return True
+        return len(self._spared) <= MOST_SPARED_AGAIN
 
     def _look(self, nodes: Sequence[int]) -> list[Leaf]:
         """By their last pages: whoever holds that of a leaf holds the pages before it."""
