@@ -19,6 +19,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 MOST_GUARDED = 64
@@ -64,6 +65,8 @@ class Queue:
         """The same requests, none of them in front of one that it may not pass any more."""
         for request in wanted:
             self._waiting[id(request)].num_tokens = max(1, self._num_tokens(request))
+        if all(one.number < other.number for one, other in pairwise(self._waiting[id(each)] for each in wanted)):
+            return list(wanted)
         ordering = _Ordering(self._guarded())
         for request in wanted:
             ordering.place(self._waiting[id(request)])

@@ -36,6 +36,17 @@ def test_order_when_nobody_has_been_passed_over_then_it_is_the_one_that_was_want
     assert mine.order(shortest_first(reqs)) == [reqs[1], reqs[2], reqs[0]]
 
 
+def test_order_when_it_is_that_in_which_they_came_then_nobody_is_looked_for_that_was_passed(monkeypatch):
+    """Each of thousands would be held against each of those that have waited longest, on every pass."""
+    monkeypatch.setattr("banyan.pacing.bounded_order._Ordering", None)
+    reqs = [Req(4000), Req(10), Req(20)]
+    mine = queue()
+    for waiting in (reqs, [*reqs[1:], Req(5)]):
+        mine.come(waiting)
+        assert mine.order(waiting) == waiting
+    assert [one.num_tokens for one in mine._waiting.values()] == [10, 20, 5]
+
+
 def test_cold_prompt_when_as_much_as_its_own_has_passed_it_then_it_goes_first():
     cold, mine, num_passed = Req(4000), queue(), 0
     waiting = [cold]
