@@ -171,6 +171,8 @@ class PrefixCache(Generic[Request]):
         self._counters = counters
         self._elsewhere: Elsewhere = NobodyElse()
         self._seen: Latest[str, _Seen] = Latest(MAX_REMEMBERED)
+        self._counted: Latest[str, tuple[int, int]] = Latest(MAX_REMEMBERED)
+        """Of each request the most pages that a look has offered, and the most windowless ones."""
         self._queued: dict[str, _Queued] = {}
         self._moving: dict[int, _Batch] = {}
         self._ending: list[_Batch] = []
@@ -198,12 +200,21 @@ class PrefixCache(Generic[Request]):
         if seen is None or (seen.version, seen.num_keys, seen.last_key) != (version, len(keys), keys[-1]):
             match = self._full.supply.lookup(keys, self._slots_for(request.max_rank))
             arriving = self._start_reads(request, keys[match.num_pages :], keys[: match.num_pages])
-            offer = self._restorable(self._offer(match, arriving), keys)
+            found = self._offer(match, arriving)
+            offer = found.first(self._longest(keys, found.num_pages))
             seen = _Seen(version, keys[-1], len(keys), match, offer)
             self._seen.put(request.id, seen)
-            self._counters.lookups += 1
-            self._counters.lookup_hits += seen.offer.num_pages > 0
+            self._count_look(request.id, offer.num_pages, found.num_pages - offer.num_pages)
         return seen.offer
+
+    def _count_look(self, request: str, num_offered: int, num_windowless: int) -> None:
+        """A request that waits is looked up anew whenever something has changed: it counts once, with the most."""
+        before = self._counted.get(request)
+        most_offered, most_windowless = before or (0, 0)
+        self._counters.lookups += before is None
+        self._counters.lookup_hits += num_offered > 0 and most_offered == 0
+        self._counters.windowless_pages += max(0, num_windowless - most_windowless)
+        self._counted.put(request, (max(num_offered, most_offered), max(num_windowless, most_windowless)))
 
     def lengths(self, keys: Sequence[str], most: int) -> Iterator[int]:
         """What may be asked of ``admit``, of the first ``most`` pages of an offer: the longest first."""
@@ -245,12 +256,6 @@ class PrefixCache(Generic[Request]):
         _, rank = max([*lengths, (num_arriving, self._member_slots.dp_rank)], key=itemgetter(0))
         return Offer(self._runs(match, arriving), rank)
 
-    def _restorable(self, offer: Offer, keys: Sequence[str]) -> Offer:
-        """As much of an offer as has its pages of the other kind."""
-        num_pages = self._longest(keys, offer.num_pages)
-        self._counters.windowless_pages += offer.num_pages - num_pages
-        return offer if num_pages == offer.num_pages else offer.first(num_pages)
-
     def _runs(self, found: Match | Lease | None, arriving: Sequence[Run]) -> tuple[Run, ...]:
         leased = [] if found is None else [Run(self._member_slots.kind_of(slot), length) for slot, length in found.runs]
         return (*leased, *arriving)
@@ -258,6 +263,7 @@ class PrefixCache(Generic[Request]):
     def forget(self, request: str) -> None:
         """It has ended: nothing that was looked up for it is used again."""
         self._seen.pop(request, None)
+        self._counted.pop(request, None)
 
     # ---- lease -------------------------------------------------------------------------------------------------
 
@@ -282,7 +288,6 @@ class PrefixCache(Generic[Request]):
             self._planner.refused(request, queued)
             return None
         self._queued[request] = queued
-        self._counters.fetches += 1
         self._planner.became(request, Outcome.LEASED)
         return queued.fetch
 
@@ -351,6 +356,7 @@ class PrefixCache(Generic[Request]):
         if not queued:
             return NOTHING_QUEUED
         self._num_started += 1
+        self._counters.fetches += len(queued)
         is_given_up = any(item.is_given_up for item in queued)
         copy = _failed(queued) if is_given_up else self._copy_of(queued)
         self._moving[self._num_started] = _Batch(queued, copy)

@@ -88,6 +88,30 @@ def test_prepare_when_nothing_changed_then_the_directory_is_asked_once(node):
     assert node.source.calls["lookup"] == 1
 
 
+def test_counters_when_a_request_waits_and_more_is_found_then_it_counts_once(node):
+    seen = node.counters[1]
+    for number in range(4):
+        node.reader.prepare(request("r"), keys(1, 2, 3, 4))
+        assert (seen.lookups, seen.lookup_hits) == (1, number > 0)
+        node.holder.publish(frames(3 + number), keys(1 + number))
+    node.reader.prepare(request("s"), keys(9))
+    assert (seen.lookups, seen.lookup_hits) == (2, 1)
+    node.reader.forget("r")
+    node.reader.prepare(request("r"), keys(9))
+    assert (seen.lookups, seen.lookup_hits) == (3, 1), "another request of its name"
+
+
+def test_counters_when_a_fetch_is_cancelled_and_admitted_again_then_it_counts_once(node):
+    node.holder.publish(frames(3), keys(1))
+    for _ in range(2):
+        node.reader.prepare(request("r"), keys(1))
+        assert node.reader.admit("r", keys(1), frames(7))
+        node.reader.cancel("r")
+    node.reader.prepare(request("r"), keys(1))
+    assert node.reader.admit("r", keys(1), frames(7)) and node.reader.finish(node.reader.start())
+    assert (node.counters[1].fetches, node.counters[1].lookups) == (1, 1)
+
+
 def test_prepare_when_a_peer_published_since_then_the_answer_is_new(node):
     assert node.reader.prepare(request("r"), keys(1)).num_pages == 0
     node.holder.publish(frames(3), keys(1))

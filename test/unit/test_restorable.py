@@ -146,6 +146,9 @@ def test_offer_when_the_last_window_is_missing_then_it_ends_where_one_is_held(ra
     assert reader.cache.prepare(request("r"), keys(1, 2, 3, 4, 5)).num_pages == 3
     assert reader.counters.windowless_pages == 2
     assert list(reader.cache.lengths(keys(1, 2, 3, 4, 5), 5)) == [3, 2, 1]
+    owner.publish([6], windowed=[])
+    assert reader.cache.prepare(request("r"), keys(1, 2, 3, 4, 5, 6)).num_pages == 3
+    assert reader.counters.windowless_pages == 3, "the same two, and one more"
 
 
 def test_lengths_when_shards_want_all_of_them_then_they_are_not_looked_for_one_by_one(ranks, monkeypatch):

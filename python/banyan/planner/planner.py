@@ -95,8 +95,8 @@ class Planner:
         self._decisions: Latest[str, _Decision] = Latest(MAX_WAITING)
         self._reads: Latest[str, _Decision] = Latest(MAX_WAITING)
         self._told: Latest[str, _Decision] = Latest(MAX_DECISIONS)
-        self.num_moved = 0
-        self.num_computed = 0
+        self.num_moved = self.num_computed = 0
+        """Requests whose answer has begun and whose last plan moved something, or nothing of what was found."""
 
     def decide(self, request: str, tail: Tail, asked: Action | None = None) -> Plan:
         """The plan for this tail; ``asked`` overrides what was measured."""
@@ -111,8 +111,6 @@ class Planner:
             asked = Action.MOVE
         plan = _without_lone_token(tail, self._plan(tail, asked, uncut=(SourceKind.STORE, SourceKind.REMOTE)))
         self._remember(request, _Decision(tail, plan, self._clock()))
-        self.num_moved += plan.num_pages > 0
-        self.num_computed += plan.num_pages == 0 and tail.num_found > 0
         return plan
 
     def decide_read(self, request: str, tail: Tail, asked: Action | None = None) -> Plan:
@@ -124,7 +122,6 @@ class Planner:
         self._reads.put(request, decision)
         if decision.plan.num_pages == 0:
             self._remember(request, decision)
-            self.num_computed += 1
         return decision.plan
 
     def _remember(self, request: str, decision: _Decision) -> None:
@@ -215,6 +212,8 @@ class Planner:
         """Its answer has begun: tokens of its prompt that were computed, by why."""
         decision = self._decision(request)
         if decision is not None:
+            self.num_moved += decision.plan.num_pages > 0
+            self.num_computed += decision.plan.num_pages == 0 and decision.tail.num_found > 0
             decision.computed = {why.value: num_tokens for why, num_tokens in reasons.items()}
 
     def explain(self) -> list[dict[str, Any]]:

@@ -145,6 +145,8 @@ def test_counters_when_plans_were_made_then_they_are_counted_once_each(rank):
     rank.arrive("nothing", 330)
     rank.plan("nothing", found=[])
     counters = Counters()
+    for rid in ("moved", "computed", "nothing"):
+        rank.planner.computed(requests.id_of_rid(rid), {})
     rank.planner.count(counters)
     assert (counters.plans_moved, counters.plans_computed) == (1, 1)
 

@@ -140,9 +140,25 @@ def test_plan_when_more_requests_wait_than_are_told_then_none_is_planned_again()
     ours, found = planner(rates_of(PEER=1.0)), tail((PEER, 50))
     passes = [[ours.decide(f"r{number}", found) for number in range(300)] for _ in range(3)]
     assert passes[0] == passes[1] == passes[2]
-    assert ours.num_moved == 300 and len(ours.explain()) == 256
+    assert len(ours.explain()) == 256
     reads = [[ours.decide_read(f"s{number}", tail((STORE, 50)), Action.COMPUTE) for number in range(300)] for _ in "12"]
-    assert reads[0] == reads[1] and ours.num_computed == 300
+    assert reads[0] == reads[1]
+    for number in range(300):
+        ours.record_computed(f"r{number}", {})
+        ours.record_computed(f"s{number}", {})
+    assert (ours.num_moved, ours.num_computed) == (300, 300)
+
+
+def test_plans_when_a_waiting_request_is_planned_anew_then_the_last_one_counts_once():
+    ours = planner(rates_of(PEER=1.0), min_pages=10)
+    for num_found in (9, 10, 11, 12):
+        ours.decide("moved", tail((PEER, num_found)))
+    for num_found in (12, 11, 9):
+        ours.decide("computed", tail((PEER, num_found)))
+    assert (ours.num_moved, ours.num_computed) == (0, 0)
+    for request in ("moved", "computed"):
+        ours.record_computed(request, {})
+    assert (ours.num_moved, ours.num_computed) == (1, 1)
 
 
 @pytest.mark.parametrize(("num_kinds", "lengths"), [(1, range(1, 200)), (2, (0, 200))])
@@ -351,6 +367,7 @@ def test_read_when_a_part_of_it_is_worth_it_then_that_part_is_moved_whole():
     assert 0 < num_read < 200
     arrived = tail((STORE, num_read), new=8 + (200 - num_read) * PAGE)
     assert decides.decide("r", arrived).num_pages == num_read
+    decides.record_computed("r", {})
     assert (decides.num_moved, decides.num_computed) == (1, 0)
 
 
@@ -363,6 +380,7 @@ def test_read_when_it_is_not_worth_it_then_the_request_is_explained_by_that():
     assert decides.decide("r", nothing).reason is PlanReason.NOTHING_FOUND
     (explained,) = decides.explain()
     assert explained["found"] == [["storage", 20]] and explained["moved_pages"] == 0
+    decides.record_computed("r", {})
     assert (decides.num_moved, decides.num_computed) == (0, 1)
 
 
@@ -431,6 +449,7 @@ def test_plan_when_one_token_would_be_left_then_a_page_less_is_planned_told_and_
     assert (plan.num_pages, plan.reason) == (num_found - 1, PlanReason.LONE_TOKEN)
     assert made.explain()[0]["moved_pages"] == num_found - 1
     assert made.why_unmoved("r") == ((num_found - 1) * PAGE, Why.TAIL)
+    made.record_computed("r", {})
     assert (made.num_moved, made.num_computed) == ((1, 0) if num_found > 1 else (0, 1))
     assert made.decide("s", tail((PEER, num_found), new=2)).num_pages == num_found
 
