@@ -40,7 +40,7 @@ class Action(StrEnum):
 
 class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``session``: the name of the session at whose end the prefix is released, as a hash. ``takes_back``: what is
-    released is a pin that was just told, and no client's word."""
+    released was just told, as this action, and is no client's word."""
 
     action: Action
     input_ids: list[int] = []
@@ -48,7 +48,7 @@ class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache_salt: str | None = None
     extra_key: str | None = None
     session: str | None = None
-    takes_back: bool = False
+    takes_back: Action | None = None
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Command:

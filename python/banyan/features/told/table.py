@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, takewhile
 
 from banyan.config import MOST_TOLD_SHARE
 from banyan.features.told.tenant_pages import TenantPages
@@ -36,7 +37,7 @@ MOST_KEYS = 1 << 20
 it. Some 100 MB, too."""
 
 
-MOST_LATEST_PINS = 64
+MOST_LATEST = 64
 """Each HTTP worker tells one at a time, and takes it back before it tells the next."""
 
 
@@ -80,6 +81,7 @@ class Told:
         clock: Callable[[], float],
     ) -> None:
         self._all, self._pool = TenantPages(kept), TenantPages(kept_in_pool)
+        self._pinned = TenantPages(set())
         self._sizes = sizes
         self._share = share
         self._changed = changed
@@ -88,7 +90,8 @@ class Told:
         self._num_prefixes: Counter[str] = Counter()
         self._num_keys: Counter[str] = Counter()
         self._next_s = math.inf
-        self._latest_pins: Latest[tuple[str, str], tuple[Prefix, list[Prefix]]] = Latest(MOST_LATEST_PINS)
+        self._latest: Latest[tuple[str, str, bool], tuple[Prefix, list[Prefix]]] = Latest(MOST_LATEST)
+        """By what was told, and whether as a pin: what is kept of it, and what that took in."""
         self.num_refused = 0
 
     def __iter__(self) -> Iterator[Prefix]:
@@ -122,27 +125,27 @@ class Told:
             Refused: when it is more than the tenant may keep, or more than is left.
         """
         self._begin()
-        self._latest_pins.pop((tenant, keys[-1]), None)
+        told = tenant, keys[-1], True
+        self._latest.pop(told, None)
         if not self._may_have_place(tenant, keys):
             self.num_refused += 1
             raise Refused(self._too_many(tenant))
-        num_new = self._all.num_new(tenant, keys)
-        if num_new <= self._all.room(tenant) + self._num_yielding(tenant):
-            num_new = self._displace(tenant, keys)
-        if num_new > self._all.room(tenant):
+        # All that is only retained would make room for it.
+        if self._pinned.num_new(tenant, keys) > self._pinned.room(tenant):
             self.num_refused += 1
-            raise Refused(self._too_much(tenant, num_new))
+            raise Refused(self._too_much(tenant, self._all.num_new(tenant, keys)))
+        self._displace(tenant, keys)
         self._make_place(tenant, keys)
         pin = Prefix(tenant, keys, True, self._clock() + ttl_s, session, space)
-        self._latest_pins.put((tenant, keys[-1]), (pin, self._add(pin)))
+        self._latest.put(told, (pin, self._add(pin)))
 
-    def take_back(self, tenant: str, keys: Sequence[str]) -> None:
-        """Another rank has refused a pin that was told lately: what it took in is kept as before. Where it was refused
-        here too, or is kept no more, nothing is taken."""
-        pin, taken_in = self._latest_pins.pop((tenant, keys[-1]), (None, []))
-        if pin is None or self._prefixes.get((tenant, keys[-1])) is not pin:
+    def take_back(self, tenant: str, keys: Sequence[str], *, is_pin: bool) -> None:
+        """Another rank has refused what was told lately: what it took in is kept as before. Where it was refused here
+        too, or is kept no more, nothing is taken."""
+        kept, taken_in = self._latest.pop((tenant, keys[-1], is_pin), (None, []))
+        if kept is None or self._prefixes.get((tenant, kept.keys[-1])) is not kept:
             return
-        self._drop([pin])
+        self._drop([kept])
         for one in taken_in:
             self._add(one)
         self.expire()
@@ -152,6 +155,8 @@ class Told:
     ) -> int:
         """Keep as much of the beginning of a chain as there is room for; how many pages."""
         self._begin()
+        told = tenant, keys[-1], False
+        self._latest.pop(told, None)
         if self._is_pinned(tenant, keys):
             return len(keys)
         if not self._may_have_place(tenant, keys):
@@ -162,7 +167,8 @@ class Told:
         if not keys or self._is_pinned(tenant, keys):
             return len(keys)
         self._make_place(tenant, keys)
-        self._add(Prefix(tenant, keys, False, self._clock() + ttl_s, session, space))
+        kept = Prefix(tenant, keys, False, self._clock() + ttl_s, session, space)
+        self._latest.put(told, (kept, self._add(kept)))
         return len(keys)
 
     def release(self, tenant: str, keys: Sequence[str]) -> int:
@@ -188,7 +194,8 @@ class Told:
 
     def _bound(self) -> None:
         num_pages, pool_pages = self._sizes()
-        self._all.bound(min(MOST_PAGES, int(MOST_TOLD_SHARE * num_pages)), int(self._share * num_pages))
+        for pages in (self._all, self._pinned):
+            pages.bound(min(MOST_PAGES, int(MOST_TOLD_SHARE * num_pages)), int(self._share * num_pages))
         self._pool.bound(int(MOST_TOLD_SHARE * pool_pages), int(self._share * pool_pages))
 
     def _is_pinned(self, tenant: str, keys: Sequence[str]) -> bool:
@@ -206,11 +213,13 @@ class Told:
 
     def _make_place(self, tenant: str, keys: Sequence[str]) -> None:
         """Let go of what is retained until there is a place, as there may be."""
-        while (tenant, keys[-1]) not in self._prefixes:
-            is_own_limit = self._has_used_its_share(tenant, len(keys))
-            has_place = not is_own_limit and not self._is_full(len(keys))
-            if has_place or not self._drop_oldest(tenant if is_own_limit else None, keys):
-                return
+        if (tenant, keys[-1]) not in self._prefixes:
+            self._let_go(
+                tenant,
+                keys,
+                while_own=lambda: self._has_used_its_share(tenant, len(keys)),
+                while_any=lambda: self._is_full(len(keys)),
+            )
 
     def _has_used_its_share(self, tenant: str, num_keys: int, without: Sequence[Prefix] = ()) -> bool:
         most_keys = max(num_keys, int(self._share * MOST_KEYS))
@@ -234,6 +243,8 @@ class Told:
         came = self._all.keep(new.tenant, new.keys)
         if new.is_in_pool:
             self._pool.keep(new.tenant, new.keys)
+        if new.is_pin:
+            self._pinned.keep(new.tenant, new.keys)
         self._drop(superfluous)
         self._prefixes[new.tenant, new.keys[-1]] = new
         self._num_prefixes[new.tenant] += 1
@@ -243,9 +254,12 @@ class Told:
             self._changed(came, [])
         return superfluous
 
-    def _drop(self, prefixes: Sequence[Prefix]) -> int:
+    def _drop(self, prefixes: Iterable[Prefix]) -> int:
+        """They are kept no longer; they may be chosen one after the other. How many they were."""
+        num_dropped = 0
         gone: list[str] = []
         for one in prefixes:
+            num_dropped += 1
             del self._prefixes[one.tenant, one.keys[-1]]
             self._num_keys[one.tenant] -= len(one.keys)
             self._num_prefixes[one.tenant] -= 1
@@ -253,34 +267,39 @@ class Told:
                 del self._num_prefixes[one.tenant], self._num_keys[one.tenant]
             if one.is_in_pool:
                 self._pool.let_go(one.tenant, one.keys)
+            if one.is_pin:
+                self._pinned.let_go(one.tenant, one.keys)
             gone += self._all.let_go(one.tenant, one.keys)
         if gone:
             self._changed([], gone)
-        return len(prefixes)
-
-    def _num_yielding(self, tenant: str) -> int:
-        """Pages, at most, that a tenant's pin can have for it, of what is only retained."""
-        own = sum(len(one.keys) for one in self if one.tenant == tenant and not one.is_pin)
-        if self._all.most_of_tenant - self._all.num_of(tenant) <= self._all.room(tenant):
-            return own
-        return max(own, sum(len(one.keys) for one in self if not one.is_pin))
+        return num_dropped
 
     def _displace(self, tenant: str, keys: Sequence[str]) -> int:
         """Make room for a chain of a tenant, as far as what is retained can make it; how many of its pages are new."""
-        while (num_new := self._all.num_new(tenant, keys)) > self._all.room(tenant):
-            is_own_limit = num_new > self._all.most_of_tenant - self._all.num_of(tenant)
-            if not self._drop_oldest(tenant if is_own_limit else None, keys):
-                break
-        return num_new
 
-    def _drop_oldest(self, tenant: str | None, keys: Sequence[str]) -> bool:
-        """Let go of what was retained first, of one tenant or of all; False where nothing is. What begins the chain
-        that room is made for goes last: its pages would be new then."""
-        retained = [one for one in self if not one.is_pin and tenant in (None, one.tenant)]
-        oldest = next((one for one in retained if not _is_one_chain(one.keys, keys)), None)
-        if oldest is None and not retained:
-            return False
-        return self._drop([oldest or retained[0]]) > 0
+        def num_new() -> int:
+            return self._all.num_new(tenant, keys)
+
+        self._let_go(
+            tenant,
+            keys,
+            while_own=lambda: num_new() > self._all.most_of_tenant - self._all.num_of(tenant),
+            while_any=lambda: num_new() > self._all.room(tenant),
+        )
+        return num_new()
+
+    def _let_go(
+        self, tenant: str, keys: Sequence[str], *, while_own: Callable[[], bool], while_any: Callable[[], bool]
+    ) -> None:
+        """Let go of what was retained first: of the tenant ``while_own``, of all ``while_any``. What begins the chain
+        that this is done for goes last: its pages would be new then."""
+        if not (while_own() or while_any()):
+            return
+        retained = [one for one in self if not one.is_pin]
+        retained.sort(key=lambda one: _is_one_chain(one.keys, keys))
+        own = [one for one in retained if one.tenant == tenant]
+        left = (one for one in retained if (one.tenant, one.keys[-1]) in self._prefixes)
+        self._drop(chain(takewhile(lambda _: while_own(), own), takewhile(lambda _: while_any(), left)))
 
     def _too_much(self, tenant: str, num_new: int) -> str:
         most, num_kept = self._all.most_of_tenant, self._all.num_of(tenant)

@@ -143,7 +143,14 @@ def test_pin_when_one_rank_alone_refuses_then_400_with_its_line_and_the_others_t
     manager.refuses = ["", "over the budget"]
     with pytest.raises(BadRequest, match=r"^kv_hints: pin: over the budget$"):
         ask(manager, ("pin", "1", {}))
-    assert [(body["action"], body["takes_back"]) for body in manager.told] == [("pin", False), ("release", True)]
+    assert [(body["action"], body["takes_back"]) for body in manager.told] == [("pin", None), ("release", "pin")]
+
+
+def test_retain_when_one_rank_alone_refuses_then_the_others_take_it_back(manager):
+    manager.refuses = ["", "this rank has stopped to share"]
+    with pytest.raises(BadRequest, match="stopped"):
+        ask(manager, ("retain", "1", {}))
+    assert [(body["action"], body["takes_back"]) for body in manager.told] == [("retain", None), ("release", "retain")]
 
 
 def test_actions_when_each_takes_its_time_then_their_request_waits_no_longer_than_for_one(manager, monkeypatch):
@@ -323,7 +330,7 @@ def test_path_when_a_prompt_is_text_or_tokens_then_the_ranks_are_told_its_tokens
         {"action": "pin"},
         {"action": "pin", "text": 5},
         b'{"action": "pin", "text": "\\ud800"}',
-        {"action": "release", "input_ids": [1], "takes_back": True},
+        {"action": "release", "input_ids": [1], "takes_back": "pin"},
         {"action": "pin", "text": "a", "input_ids": [1]},
         {"action": "pin", "input_ids": [1000]},
         {"action": "demote", "input_ids": [1] * 4097},

@@ -173,6 +173,13 @@ def test_rank_when_it_has_stopped_to_share_then_it_refuses(rig):
     assert "stopped" in rig.refusal({"action": "pin", "input_ids": IDS})
 
 
+def test_retain_when_another_rank_has_refused_it_then_it_is_kept_no_longer_and_what_was_pinned_is(rig):
+    rig.tell("pin", IDS[: PAGE + 1])
+    rig.tell("retain")
+    rig.tell("release", takes_back="retain")
+    assert rig.listed() == [("pin", PAGE)]
+
+
 def test_session_when_it_is_closed_then_its_prefixes_alone_are_let_go(rig):
     rig.tell("pin", IDS[: PAGE + 1], session=name_of("one"))
     rig.tell("retain", IDS[PAGE:], session=name_of("two"))

@@ -272,9 +272,9 @@ def test_pin_when_another_rank_refuses_it_then_what_was_pinned_before_is_pinned_
     rig = Rig()
     rig.told.pin("t", chain("a", 3), 10.0)
     rig.told.pin("t", chain("a", 6), 20.0)
-    rig.told.take_back("t", chain("a", 6))
+    rig.told.take_back("t", chain("a", 6), is_pin=True)
     assert rig.kept == rig.in_pool == {*chain("a", 3)} and len(rig.told) == 1
-    rig.told.take_back("t", chain("a", 6))
+    rig.told.take_back("t", chain("a", 6), is_pin=True)
     assert rig.kept == {*chain("a", 3)}, "it was granted"
     rig.now_s = 10.0
     rig.told.expire()
@@ -284,12 +284,12 @@ def test_pin_when_another_rank_refuses_it_then_what_was_pinned_before_is_pinned_
 def test_pin_when_taken_back_where_it_was_refused_then_nothing_goes() -> None:
     rig = Rig()
     rig.told.pin("t", chain("a", 3), 10.0)
-    rig.told.take_back("t", chain("a", 20))
+    rig.told.take_back("t", chain("a", 20), is_pin=True)
     rig.told.pin("u", chain("b", 2), 10.0)
     rig.now_s = 1.0
     with pytest.raises(Refused):
         rig.told.pin("u", chain("b", 90), 10.0)
-    rig.told.take_back("u", chain("b", 90))
+    rig.told.take_back("u", chain("b", 90), is_pin=True)
     assert rig.kept == {*chain("a", 3), *chain("b", 2)}
 
 
@@ -297,13 +297,61 @@ def test_pin_when_another_worker_has_told_more_before_it_is_taken_back_then_it_g
     rig = Rig()
     rig.told.pin("t", chain("a", 4), 10.0)
     rig.told.pin("t", chain("b", 2), 10.0)
-    rig.told.take_back("t", chain("a", 4))
+    rig.told.take_back("t", chain("a", 4), is_pin=True)
     assert rig.kept == {*chain("b", 2)}
-    for number in range(table.MOST_LATEST_PINS + 1):
+    for number in range(table.MOST_LATEST + 1):
         rig.told.pin("t", chain(f"c {number}", 1), 10.0)
         rig.told.release("t", chain(f"c {number}", 1))
-    rig.told.take_back("t", chain("b", 2))
+    rig.told.take_back("t", chain("b", 2), is_pin=True)
     assert rig.kept == {*chain("b", 2)}
+
+
+def test_pin_when_it_is_refused_then_what_prompts_with_one_beginning_retained_stays() -> None:
+    """Their pages count once, however many prompts have them."""
+    rig = Rig(num_pages=1000, share=0.1)
+    for number in range(5):
+        rig.told.pin(f"p{number}", chain(f"p{number}", 90), 10.0)
+    stem = chain("stem", 30)
+    for number in range(4):
+        rig.told.retain("t", chain(f"b{number}", 32, stem), 10.0)
+    kept = set(rig.kept)
+    with pytest.raises(Refused, match="all tenants together"):
+        rig.told.pin("u", chain("u", 60), 10.0)
+    assert rig.kept == kept and len(kept) == 450 + 38
+    rig.told.pin("u", chain("u", 50), 10.0)
+
+
+def test_pin_when_its_own_retained_beginning_would_have_to_go_for_it_then_that_stays() -> None:
+    rig = Rig(num_pages=1000)
+    rig.told.retain("t", chain("a", 130)[:60], 10.0)
+    with pytest.raises(Refused, match="70 pages more"):
+        rig.told.pin("t", chain("a", 130), 10.0)
+    assert rig.kept == set(chain("a", 130)[:60])
+
+
+def test_pin_when_much_that_is_retained_makes_room_then_all_of_it_is_told_at_once() -> None:
+    rig, told = Rig(num_pages=1000), []
+    rig.told._changed = lambda came, gone: told.append((len(came), len(gone)))
+    for number in range(100):
+        rig.told.retain("t", chain(f"a{number}", 1), 10.0)
+    told.clear()
+    rig.told.pin("t", chain("p", 80), 10.0)
+    assert told == [(0, 80), (80, 0)] and rig.kept == {*chain("p", 80), *(f"a{number} 0" for number in range(80, 100))}
+
+
+def test_retain_when_another_rank_refuses_it_then_what_was_retained_before_is_as_it_was_and_no_pin_goes() -> None:
+    rig = Rig(num_pages=1000)
+    assert rig.told.retain("t", chain("long", 130), 10.0) == 100
+    rig.told.take_back("t", chain("long", 130), is_pin=False)
+    assert not rig.kept
+    rig.told.retain("t", chain("a", 3), 10.0)
+    rig.told.retain("t", chain("a", 6), 20.0)
+    rig.told.take_back("t", chain("a", 6), is_pin=False)
+    assert rig.kept == {*chain("a", 3)}
+    rig.told.pin("t", chain("a", 3), 10.0)
+    rig.told.retain("t", chain("a", 3), 10.0)
+    rig.told.take_back("t", chain("a", 3), is_pin=False)
+    assert rig.kept == {*chain("a", 3)} and [one.is_pin for one in rig.told] == [True]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -320,13 +368,18 @@ def test_table_when_told_at_random_then_budgets_hold_and_all_that_is_kept_is_som
             if act < 2:
                 rig.told.pin(tenant, keys, rng.uniform(1, 20), session)
                 if rng.random() < 0.3:
-                    rig.told.take_back(tenant, keys)
+                    rig.told.take_back(tenant, keys, is_pin=True)
             elif act < 4:
+                rig.told.expire()
+                pinned = {key for one in rig.told if one.is_pin for key in one.keys}
                 rig.told.retain(tenant, keys, rng.uniform(1, 20), session)
+                if rng.random() < 0.3:
+                    rig.told.take_back(tenant, keys, is_pin=False)
+                assert pinned <= rig.kept
             elif act == 4:
                 rig.told.release(tenant, keys)
             elif act == 5:
-                rig.told.take_back(tenant, keys)
+                rig.told.take_back(tenant, keys, is_pin=rng.random() < 0.5)
             elif rng.random() < 0.1:
                 rig.told.close("s")
         except Refused:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands for the cache on their way to all ranks, in the process that a client reaches.
 
-They take the way of SGLang's own command with a free body, and every rank answers. A pin that one rank refuses is
+They take the way of SGLang's own command with a free body, and every rank answers. What one rank refuses to keep is
 taken back at the others.
 
 Invariants
@@ -91,8 +91,9 @@ async def _tell(manager: Any, command: Command) -> dict[str, Any]:
         # What a rank has stored, others hear of a moment later: who knows least says nothing of what is there.
         said: dict[str, Any] = max((answer.response[0] for answer in answers), key=_num_pages_found)
         return said
-    if len(refusals) < len(answers) and command.action is Action.PIN:
-        await _ask(manager, msgspec.structs.replace(command, action=Action.RELEASE, takes_back=True))
+    if len(refusals) < len(answers) and command.action in (Action.PIN, Action.RETAIN):
+        released = msgspec.structs.replace(command, action=Action.RELEASE, takes_back=command.action)
+        await _ask(manager, released)
     raise Refused(refusals[0])
 
 

@@ -98,7 +98,7 @@ class ToldRank(Attachment):
                 num_pages = self._told.retain(tenant, keys, command.ttl_s, command.session, space=space)
                 return {"num_pages": num_pages, "num_pages_asked": len(keys)}
             case Action.RELEASE if command.takes_back:
-                self._told.take_back(tenant, keys)
+                self._told.take_back(tenant, keys, is_pin=command.takes_back is Action.PIN)
             case Action.RELEASE:
                 return {"num_pages": len(keys), "num_prefixes": self._told.release(tenant, keys)}
             case Action.PREFETCH:
