@@ -40,7 +40,7 @@ class Action(StrEnum):
 
 class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``session``: the name of the session at whose end the prefix is released, as a hash. ``takes_back``: what is
-    released was just told, as this action, and is no client's word."""
+    released was just told, as this action, and is no client's word. ``num_untold``: wishes that were passed over."""
 
     action: Action
     input_ids: list[int] = []
@@ -49,6 +49,7 @@ class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     extra_key: str | None = None
     session: str | None = None
     takes_back: Action | None = None
+    num_untold: int = 0
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Command:

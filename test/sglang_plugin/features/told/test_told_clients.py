@@ -290,14 +290,22 @@ def test_messages_when_cache_control_names_a_time_then_the_prompt_is_retained_an
     assert len(manager.told) == 1, "of this request alone"
 
 
-def test_wishes_when_there_are_too_many_under_way_then_what_comes_on_top_is_not_told(manager, monkeypatch):
+def test_wishes_when_there_are_too_many_under_way_then_what_comes_on_top_is_counted_and_the_next_says_so(
+    manager, monkeypatch
+):
     monkeypatch.setattr(hints, "MOST_WISHES", 0)
+    monkeypatch.setattr(hints, "_num_untold", 0)
     hints._ttl_s.set(300.0)
     try:
         ask(manager)
+        ask(manager)
+        assert manager.told == []
+        monkeypatch.setattr(hints, "MOST_WISHES", 1)
+        ask(manager)
+        ask(manager)
     finally:
         hints._ttl_s.set(None)
-    assert manager.told == []
+    assert [body["num_untold"] for body in manager.told] == [2, 0]
 
 
 def post(body, headers=None):

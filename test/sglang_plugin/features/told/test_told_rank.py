@@ -173,6 +173,12 @@ def test_rank_when_it_has_stopped_to_share_then_it_refuses(rig):
     assert "stopped" in rig.refusal({"action": "pin", "input_ids": IDS})
 
 
+def test_wish_when_others_were_passed_over_before_it_then_they_are_counted(rig):
+    rig.tell("retain", num_untold=3)
+    rig.tell("retain")
+    assert rig.rank.state()["told"]["num_untold"] == 3
+
+
 def test_retain_when_another_rank_has_refused_it_then_it_is_kept_no_longer_and_what_was_pinned_is(rig):
     rig.tell("pin", IDS[: PAGE + 1])
     rig.tell("retain")

@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextvars import ContextVar
 from typing import Any
 
+import msgspec
+
 from banyan.features.told.cache_control import ttl_s_of
 from banyan.features.told.command import ACTION_VERSION, Action, Command
 from banyan.features.told.launcher.telling_ranks import check, deadline_s, tell, wish
@@ -24,10 +26,12 @@ from banyan.sglang_plugin.prompt_refusals import BadRequest
 
 ACTIONS = frozenset(Action) - {Action.LIST}
 MOST_WISHES = 64
-"""Of ``cache_control``, on their way to the ranks at once. What comes on top is not told."""
+"""Of ``cache_control``, on their way to the ranks at once. What comes on top is not told, but counted."""
 
 _ttl_s: ContextVar[float | None] = ContextVar("banyan_cache_control_ttl", default=None)
 _wishes: set[asyncio.Task[None]] = set()
+_num_untold = 0
+"""Wishes that were not told since the last that was."""
 
 
 async def around_handle_messages(
@@ -57,11 +61,19 @@ async def around_tokenize_one_request(original: Callable[..., Awaitable[Any]], m
         except ValueError as error:
             raise BadRequest(f"kv_hints: {action}: {error}") from error
     ttl_s = _ttl_s.get()
-    if ttl_s is not None and len(_wishes) < MOST_WISHES and _is_known_by_tokens(tokenized):
-        payload = {"ttl_s": ttl_s}
+    if ttl_s is not None and _is_known_by_tokens(tokenized):
         with contextlib.suppress(ValueError):
-            _begin(wish(manager, _command(Action.RETAIN, payload, tokenized, manager)))
+            _wish(manager, _command(Action.RETAIN, {"ttl_s": ttl_s}, tokenized, manager))
     return tokenized
+
+
+def _wish(manager: Any, command: Command) -> None:
+    global _num_untold
+    if len(_wishes) >= MOST_WISHES:
+        _num_untold += 1
+        return
+    command, _num_untold = msgspec.structs.replace(command, num_untold=_num_untold), 0
+    _begin(wish(manager, command))
 
 
 def _said(obj: Any) -> Iterator[tuple[str, dict[str, Any]]]:

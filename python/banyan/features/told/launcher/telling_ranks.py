@@ -92,7 +92,7 @@ async def _tell(manager: Any, command: Command) -> dict[str, Any]:
         said: dict[str, Any] = max((answer.response[0] for answer in answers), key=_num_pages_found)
         return said
     if len(refusals) < len(answers) and command.action in (Action.PIN, Action.RETAIN):
-        released = msgspec.structs.replace(command, action=Action.RELEASE, takes_back=command.action)
+        released = msgspec.structs.replace(command, action=Action.RELEASE, takes_back=command.action, num_untold=0)
         await _ask(manager, released)
     raise Refused(refusals[0])
 

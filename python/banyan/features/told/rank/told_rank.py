@@ -51,6 +51,7 @@ class ToldRank(Attachment):
         global _at
         self._rank = rank
         self._is_stopped = False
+        self._num_untold = 0
         self._names = (f"told {number}" for number in itertools.count())
         self._told = Told(
             points.kept,
@@ -70,6 +71,7 @@ class ToldRank(Attachment):
         Raises:
             Refused: with the line for whoever has told it.
         """
+        self._num_untold += command.num_untold
         if self._is_stopped:
             raise Refused("this rank has stopped to share")
         if command.action is Action.LIST:
@@ -188,6 +190,7 @@ class ToldRank(Attachment):
                 "num_tenants": len(tenants),
                 "most_pages_of_tenant": told.most_of_tenant,
                 "num_refused": told.num_refused,
+                "num_untold": self._num_untold,
             }
         }
 
