@@ -32,7 +32,8 @@ def servers(monkeypatch, tmp_path):
     secret, address = tmp_path / "secret", free_address()
     secret.write_bytes(b"a secret of all nodes")
     secret.chmod(0o600)
-    store = {"store": (str(tmp_path / "store"),), "store_gb": 0.01, "store_admit": "first"}
+    # Slow enough that a read is seen on its way.
+    store = {"store": (str(tmp_path / "store"),), "store_gb": 0.01, "store_admit": "first", "store_read_mb_per_s": 1}
     config = Config(min_fetch_tokens=PAGE, host_gb=0.001, secret_file=str(secret), **store)
     rank_tables = [_native.RankTable.create(5) for _ in range(2)]
     d, d_pool, d_pages = make_rank(monkeypatch, rank_tables[0], 0, replace(config, listen=str(address)))
