@@ -36,7 +36,8 @@ AT_START = {
 OTHER_MODES = {
     *("28-window-reserve", "32-state-filled", "32-window-filled", "36-prefill-forwards", "37-decode-completions"),
     *("37-decode-match", "55-embedding-forward", "63-gated-norm", "63-shared-gate", "63-track-decode"),
-    *("15-image-numbers", "35-awaited-adapters", "56-arena-events", "65-last-slot"),
+    *("15-image-numbers", "32-state-copied", "35-awaited-adapters", "36-decode-prefix", "37-dp-ranks"),
+    *("56-arena-events", "65-last-slot"),
 }
 """Of models and servers that this one is not."""
 
