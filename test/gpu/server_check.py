@@ -177,7 +177,7 @@ class Check:
             server.call("/flush_cache?timeout=30")
             server.generate(prompt, 0)
             hit, cached = server.score(known, output, hit_on)
-            if hit_on and not cached.get("peer"):
+            if hit_on and not (cached.get("peer") or cached.get("host")):
                 continue  # It was not a hit: there is nothing to learn.
             nears.append(divergence(empty, hit))
         if nears:

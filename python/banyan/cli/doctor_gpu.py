@@ -99,7 +99,7 @@ def _stream_waits(driver: CudaDriver) -> Finding:
             while not (is_done := driver.is_event_done(event)) and time.monotonic() < deadline_s:
                 time.sleep(0.001)
         finally:
-            # The largest that is not below zero, as the device counts.
+            # Not below zero, as the device counts.
             ctypes.memset(word, 0x7F, 64)
             driver.destroy_event(event)
             driver.destroy_stream(stream)

@@ -64,6 +64,7 @@ class Rig:
 def rig(monkeypatch):
     # How long a call takes here says nothing.
     monkeypatch.setattr(host_pieces, "RESTS", 0)
+    monkeypatch.setattr(host_pieces, "AHEAD_PIECES", 0)
     return Rig()
 
 
@@ -333,6 +334,7 @@ def test_host_memory_when_a_later_piece_is_refused_then_only_its_pages_are_not_h
 
 def test_pieces_when_one_took_long_then_others_have_the_driver_several_times_as_long_before_the_next(monkeypatch):
     monkeypatch.setattr(host_pieces, "PIECE_BYTES", 64)
+    monkeypatch.setattr(host_pieces, "AHEAD_PIECES", 0)
     rig, clock = Rig(), SimpleNamespace(now_s=100.0)
     monkeypatch.setattr(host_pieces.time, "monotonic", lambda: clock.now_s)
     original = rig.driver.register_host
@@ -351,6 +353,24 @@ def test_pieces_when_one_took_long_then_others_have_the_driver_several_times_as_
         rig.gpu.opener.run()
         assert registered(rig) == [(memory.address + 64 * piece, 64) for piece in pieces]
     assert rig.mappings.acquire(HOST, [7, 3]) is not None
+
+
+def test_pieces_when_one_is_wanted_then_those_behind_it_are_registered_before_anybody_wants_them(rig, monkeypatch):
+    monkeypatch.setattr(host_pieces, "PIECE_BYTES", 64)
+    monkeypatch.setattr(host_pieces, "AHEAD_PIECES", 2)
+    rig.mapped[HOST] = memory = host_memory(rig, num_frames=12)
+    rig.meet(HOST)
+
+    def pieces():
+        for _ in range(4):
+            rig.gpu.opener.run()
+            rig.mappings.poll()
+        return [(address - memory.address) // 64 for address, _ in registered(rig)]
+
+    assert rig.mappings.acquire(HOST, [1]) is not None and pieces() == [0, 1, 2]
+    assert rig.mappings.acquire(HOST, [11]) is None and rig.mappings.acquire(HOST, [5]) is not None
+    assert pieces() == [0, 1, 2, 5, 3, 4], "what is wanted goes first, and the last has none behind it"
+    assert all(rig.mappings.acquire(HOST, [frame]) is not None for frame in range(12))
 
 
 def test_pieces_when_their_peer_has_left_before_their_turn_then_its_memory_is_left_alone(rig, monkeypatch):

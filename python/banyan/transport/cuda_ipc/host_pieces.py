@@ -34,6 +34,10 @@ PIECE_BYTES = 64 << 20
 """Held up by one are others for some 60 ms at most. An arena of 59 GiB has 944: they are looked up, never walked, but
 where one more is pinned."""
 
+AHEAD_PIECES = 16
+"""Of a peer's memory, behind one that is wanted: it is filled from the front, and who wants a page of a piece that is
+not pinned yet does not have it."""
+
 SAID_PIECES = 16
 """A line of the log for so many."""
 
@@ -130,6 +134,11 @@ class HostPieces:
         first, last = firsts // PIECE_BYTES, lasts // PIECE_BYTES
         spanned = np.add.outer(np.arange((last - first).max() + 1), first)
         return set(np.unique(np.minimum(spanned, last)).tolist()).difference(self._pieces)
+
+    def ahead(self, place: int) -> list[int]:
+        """The next pieces behind this byte, as far as they are not pinned."""
+        first, num_pieces = place // PIECE_BYTES + 1, -(-self.num_bytes // PIECE_BYTES)
+        return [piece for piece in range(first, min(first + AHEAD_PIECES, num_pieces)) if piece not in self._pieces]
 
     def pin_to(self, num_bytes: int) -> None:
         """Pin what lies before, all of each piece. Raises as ``pin``."""

@@ -11,8 +11,8 @@ Invariants
      be opened, its slot is not ``reachable`` and nothing is looked for there. The caller never waits for an opening,
      nor for a closing.
   6. Of a peer's memory of the host the device knows what was wanted before. A page in a piece that it does not know is
-     not had this time: the piece is registered on the executor's thread, for the next one, when those wanted before it
-     have been and the rank does not rest. After a refusal the peer's are not asked for again before ``RETRY_S``.
+     not had this time: the piece is registered on the executor's thread, for the next one, as soon as the rank does not
+     rest, and behind it those that follow. After a refusal the peer's are not asked for again before ``RETRY_S``.
 
 States of a peer: unknown --attend--> opening (on the executor's thread) --poll--> placed --poll--> open --gone-->
 leaving --last release--> closed; opening --refused--> barred; placed --other bytes than announced--> barred; opening
@@ -145,9 +145,10 @@ class PeerMappings:
     def _knows(self, peer: Peer, mapping: _Mapping, host: HostFrames, pages: Sequence[int]) -> bool:
         """Whether the device knows these pages; what it does not is registered for whoever asks next."""
         missing = host.missing(pages)
+        now, later = ({(peer, piece): host for piece in pieces} for pieces in (sorted(missing), host.ahead(pages)))
         # The device may have had no room just then.
-        if missing and time.monotonic() >= mapping.asks_from_s:
-            self._wanted_pieces.update({(peer, piece): host for piece in sorted(missing)})
+        if (now or later) and time.monotonic() >= mapping.asks_from_s:
+            self._wanted_pieces = {**now, **self._wanted_pieces, **later}
             self._pin_next()
         return not missing
 

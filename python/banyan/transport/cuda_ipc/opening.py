@@ -45,6 +45,10 @@ class HostFrames:
         starts = np.asarray(frames, dtype=np.int64) * self.stride
         return self.pieces.missing(starts + self.first, starts + self.last)
 
+    def ahead(self, frames: Sequence[int]) -> list[int]:
+        """The pieces that are likely to be wanted next."""
+        return [] if self.pieces.is_whole else self.pieces.ahead(max(frames) * self.stride + self.last)
+
 
 @dataclass(frozen=True, slots=True)
 class Opened:
