@@ -181,13 +181,12 @@ fn recover(
     // They are sorted.
     let is_there = |segment: u32| segments.binary_search(&segment).is_ok();
     entries.retain(|entry| is_there(segmenting.locate(entry.place).0));
-    // Before there is a manifest without them: it may need their room.
-    hold.mark.confirm()?;
-    for segment in named.iter().filter(|segment| !is_there(**segment)) {
-        let path = stripe.segment(shelf, *segment);
-        fs::remove_file(&path).doing("remove", &path)?;
-    }
+    let remove_rest = || {
+        let mut rest = named.iter().filter(|segment| !is_there(**segment));
+        rest.try_for_each(|segment| remove_if_there(&stripe.segment(shelf, *segment)))
+    };
 
+    hold.mark.confirm()?;
     let sequence = greatest + SKIPPED_NUMBERS;
     let num_places = segments.len() as u64 * u64::from(segmenting.places_per_segment);
     let is_wordy = num_entries > 2 * num_places;
@@ -200,11 +199,20 @@ fn recover(
     {
         header.number = hold.next_epoch(header.number);
         header.sequence = 0;
-        let known = entries.iter().copied();
-        manifest::replace(&stripe.shelf(shelf, 0), &header, known)?
+        let directory = stripe.shelf(shelf, 0);
+        let replace = || manifest::replace(&directory, &header, entries.iter().copied());
+        match replace() {
+            // What it lacks is theirs.
+            Err(error) if error.is_no_space() && num_lost > 0 => {
+                remove_rest()?;
+                replace()?
+            }
+            replaced => replaced?,
+        }
     } else {
         continue_log(&follower)?
     };
+    remove_rest()?;
     Ok(Recovered {
         header,
         segments,
@@ -368,9 +376,6 @@ fn take_segment(stripe: &Stripe, shelf: ShelfId, hold: Hold) -> Result<()> {
     else {
         return stripe.remove_shelf(shelf, hold);
     };
-    // First, as the drive may be full. Of what a manifest names and no file has, recovery knows nothing.
-    let path = stripe.segment(shelf, last);
-    fs::remove_file(&path).doing("remove", &path)?;
     let mut tenants = Tenants::default();
     follower.read(Log::AsIs, |entry| tenants.apply(entry))?;
     let mut header = follower.header;
@@ -383,7 +388,14 @@ fn take_segment(stripe: &Stripe, shelf: ShelfId, hold: Hold) -> Result<()> {
     header.number = hold.next_epoch(header.number);
     header.sequence = 0;
     let left = tenants.into_entries().into_iter().filter(is_there);
-    manifest::replace(&directory, &header, left).map(drop)
+    match manifest::replace(&directory, &header, left) {
+        // The drive is full: all of it goes.
+        Err(error) if error.is_no_space() => stripe.remove_shelf(shelf, hold),
+        replaced => {
+            replaced?;
+            remove_if_there(&stripe.segment(shelf, last))
+        }
+    }
 }
 
 #[cfg(test)]
@@ -558,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn shelf_when_it_has_to_shrink_and_the_drive_is_full_then_its_segments_go_first() {
+    fn shelf_when_it_has_to_shrink_and_the_drive_is_full_then_its_segments_make_room() {
         let scratch = Scratch::new();
         let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
         let (left, _) = opened(&stripe);
@@ -648,6 +660,29 @@ mod tests {
         assert!(reclaim_one(&stripe, 0, [2; 4]).unwrap());
         assert!(!stripe.shelves().unwrap().contains(&ours));
         assert!(!reclaim_one(&stripe, 0, [2; 4]).unwrap());
+    }
+
+    #[test]
+    fn segment_when_it_cannot_be_taken_then_its_records_are_found_no_more_and_on_a_full_drive_all_goes()
+     {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let [shelf] = idle(&stripe, [1; 4], 3);
+        let path = stripe.segment(shelf, 2);
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        reclaim_one(&stripe, 0, [2; 4]).unwrap_err();
+        fs::remove_dir(&path).unwrap();
+        assert_eq!(check(&stripe, Treatment::Check).unwrap().num_records, 2);
+        // The filter ends with its thread.
+        std::thread::scope(|scope| {
+            let full = || {
+                refuse(libc::SYS_fsync, libc::ENOSPC);
+                reclaim_one(&stripe, 0, [2; 4]).unwrap()
+            };
+            assert!(scope.spawn(full).join().unwrap());
+        });
+        assert!(stripe.shelves().unwrap().is_empty());
     }
 
     #[test]
