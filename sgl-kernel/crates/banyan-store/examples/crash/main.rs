@@ -19,7 +19,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use banyan_lab::Faults;
 use banyan_shm::frame::Key;
@@ -40,6 +40,8 @@ const CHAIN_PAGES: u64 = 12;
 const NUM_STEPS: u64 = 120;
 const NAMESPACE: [u64; 4] = [7; 4];
 const OTHER_NAMESPACE: [u64; 4] = [8; 4];
+/// For so long a worker that has done its steps waits for the other one to open the store.
+const LAST_TO_OPEN: Duration = Duration::from_secs(5);
 
 struct Dice(u64);
 
@@ -210,6 +212,8 @@ fn work(directory: &Path, seed: u64, life: u64, worker: u64) -> Result<(), Strin
         say(&Said::BadLines(num_bad_lines(&options.paths).unwrap_or(0)));
     }
     let store = Store::open(&options).map_err(|error| error.to_string())?;
+    let opened = |worker| directory.join(format!("opened-{life}-{worker}"));
+    std::fs::write(opened(worker), []).map_err(|error| error.to_string())?;
     let mut dice = Dice(seed * 77 + life * 7 + worker);
     let mut arena = Arena::new();
     let mut num_queued = 0;
@@ -237,6 +241,12 @@ fn work(directory: &Path, seed: u64, life: u64, worker: u64) -> Result<(), Strin
             num_queued = 0;
         }
         report(&store);
+    }
+    // Whoever came later would have our shelf, and could clear what it has not stored.
+    let deadline = Instant::now() + LAST_TO_OPEN;
+    while !(0..plan.num_workers).all(|worker| opened(worker).exists()) && Instant::now() < deadline
+    {
+        std::thread::sleep(Duration::from_millis(1));
     }
     store.close();
     report(&store);
