@@ -8,7 +8,7 @@
 //! * What a transfer of a dead process may still write to is given up with `forget` before it is used again: the transfer keeps the
 //!   frames of memory that it began with, and the file gets others. Where it does not, `forget` fails.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -144,20 +144,17 @@ fn open(path: &Path, creation: Creation) -> Result<Option<File>> {
 
 /// Whether `path` names it still: who had it before may have put another in its place.
 fn lock(file: &File, path: &Path) -> Result<bool> {
-    // SAFETY: a system call on our own descriptor.
-    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
-        let identity = |file: fs::Metadata| (file.dev(), file.ino());
-        let named = fs::symlink_metadata(path).map(identity).ok();
-        return Ok(named.is_some() && named == file.metadata().map(identity).ok());
-    }
-    let cause = io::Error::last_os_error();
-    Err(match cause.raw_os_error() {
-        Some(libc::EWOULDBLOCK) => ShmError::os(
-            format!("{} is in use by another server", path.display()),
-            cause,
-        ),
-        _ => ShmError::os(format!("cannot lock {}", path.display()), cause),
-    })
+    let shown = path.display();
+    file.try_lock().map_err(|error| match error {
+        TryLockError::WouldBlock => {
+            let cause = io::Error::from_raw_os_error(libc::EWOULDBLOCK);
+            ShmError::os(format!("{shown} is in use by another server"), cause)
+        }
+        TryLockError::Error(cause) => ShmError::os(format!("cannot lock {shown}"), cause),
+    })?;
+    let identity = |file: fs::Metadata| (file.dev(), file.ino());
+    let named = fs::symlink_metadata(path).map(identity).ok();
+    Ok(named.is_some() && named == file.metadata().map(identity).ok())
 }
 
 fn size(file: &File, path: &Path) -> Result<u64> {

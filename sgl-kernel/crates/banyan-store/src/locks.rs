@@ -2,7 +2,7 @@
 //! Locks between processes. The kernel lets go of one with the process that has it; who has it may as well be stopped, so nobody waits
 //! for one without an end.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::MetadataExt;
@@ -42,19 +42,16 @@ pub enum Mode {
 
 pub fn try_lock(path: &Path, way: Way, mode: Mode) -> Result<Option<Lock>> {
     let file = owned::open(path, way).doing("open", path)?;
-    let how = match mode {
-        Mode::Alone => libc::LOCK_EX,
-        Mode::Shared => libc::LOCK_SH,
+    let locked = match mode {
+        Mode::Alone => file.try_lock(),
+        Mode::Shared => file.try_lock_shared(),
     };
-    // SAFETY: a system call on our own descriptor.
-    if unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) } == 0 {
-        return Ok(Some(Lock(file)));
-    }
-    let error = io::Error::last_os_error();
-    match error.kind() {
-        // Interrupted: as if somebody had it for a moment.
-        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
-        _ => Err(error).doing("lock", path),
+    match locked {
+        Ok(()) => Ok(Some(Lock(file))),
+        Err(TryLockError::WouldBlock) => Ok(None),
+        // As if somebody had it for a moment.
+        Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Interrupted => Ok(None),
+        Err(TryLockError::Error(error)) => Err(error).doing("lock", path),
     }
 }
 
