@@ -115,8 +115,6 @@ class DevicePool:
     """
 
     def __init__(self, description: bytes, num_bytes: int) -> None: ...
-    @property
-    def num_bytes(self) -> int: ...
 
 class PeerMemory:
     """A peer's pool, mapped read-only for as long as this object lives: for a device that reads it by address."""
@@ -581,8 +579,6 @@ class Read:
     """
 
     @property
-    def num_pages(self) -> int: ...
-    @property
     def has_ended(self) -> bool:
         """Whether `finish` would return at once."""
 
@@ -602,8 +598,8 @@ class Read:
         """Block until nothing writes the memory any more; the failed pages as (position, reason), [] when all are good.
 
         Reasons: "gone" (evicted or rewritten meanwhile), "checksum", "io" (the device reported an error), "late"
-        (it has not answered in time). The record of a page that failed by "checksum" or "io" has been dropped; it is
-        not found again.
+        (it has not answered in time), "refused" (of another namespace by now, or the system was short of descriptors
+        or memory). The record of a page that failed by "checksum" or "io" has been dropped; it is not found again.
         """
 
     @property
@@ -673,7 +669,7 @@ class Store:
             floor_bytes: free bytes to leave on each file system.
             segment_bytes: size of a segment file; chosen from the quota when None.
             backlog_bytes: pages queued by `put` beyond this are refused ("full").
-            engine: "auto" (io_uring, else threads), "uring" or "threads".
+            engine: "auto" (io_uring, else threads) or "threads".
             read_bytes_per_s: read no faster than this (a drive that others use, or an experiment); None: no limit.
             stall_s: a read that the device has not answered for so long is late; until it has, nothing is found and
                 nothing taken. Nothing that waits for the device waits longer without its getting something done.

@@ -27,11 +27,6 @@ impl DevicePool {
             pool: Pool::described(description, num_bytes).map_err(to_py)?,
         })
     }
-
-    #[getter]
-    fn num_bytes(&self) -> u64 {
-        self.pool.num_bytes()
-    }
 }
 
 /// What a rank may announce as its pool.

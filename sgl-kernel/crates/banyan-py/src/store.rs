@@ -120,11 +120,6 @@ impl PyRead {
 #[pymethods]
 impl PyRead {
     #[getter]
-    fn num_pages(&self) -> usize {
-        self.ticket.num_pages
-    }
-
-    #[getter]
     fn has_ended(&self) -> bool {
         self.ticket.progress.has_ended()
     }
@@ -197,10 +192,9 @@ fn verdict_name(verdict: Verdict) -> &'static str {
 fn engine_of(engine: &str) -> PyResult<EngineChoice> {
     match engine {
         "auto" => Ok(EngineChoice::Auto),
-        "uring" => Ok(EngineChoice::Uring),
         "threads" => Ok(EngineChoice::Threads),
         _ => Err(PyValueError::new_err(format!(
-            "there is no engine {engine:?}: choose auto, uring or threads"
+            "there is no engine {engine:?}: choose auto or threads"
         ))),
     }
 }

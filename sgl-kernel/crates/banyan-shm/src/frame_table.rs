@@ -87,7 +87,6 @@ impl FrameTable {
         self.check_open()?;
         let index = self.layout.index(self.memory.mapping());
         let num_new = self.ledger.publish(index, frames, keys)?;
-        self.count(Word::PublishedTotal, num_new);
         self.note_change(num_new);
         Ok(num_new)
     }
@@ -95,16 +94,9 @@ impl FrameTable {
     /// See `Ledger::retire`.
     pub fn retire(&mut self, frames: &[i64]) -> Result<Vec<FrameId>> {
         let published = self.ledger.num_published();
-        let quarantined = self.ledger.num_quarantined();
         let index = self.layout.index(self.memory.mapping());
         let free = self.ledger.retire(index, frames)?;
-        let num_retired = published - self.ledger.num_published();
-        self.count(Word::RetiredTotal, num_retired);
-        self.count(
-            Word::QuarantinedTotal,
-            self.ledger.num_quarantined() - quarantined,
-        );
-        self.note_change(num_retired);
+        self.note_change(published - self.ledger.num_published());
         Ok(free)
     }
 
@@ -162,13 +154,7 @@ impl FrameTable {
 
     fn unpublish_all(&mut self) {
         let published = self.ledger.num_published();
-        let quarantined = self.ledger.num_quarantined();
         self.ledger.reset(self.layout.index(self.memory.mapping()));
-        self.count(Word::RetiredTotal, published);
-        self.count(
-            Word::QuarantinedTotal,
-            self.ledger.num_quarantined() - quarantined,
-        );
         self.note_change(published);
     }
 
@@ -183,12 +169,6 @@ impl FrameTable {
                 .word(mapping, Word::Version)
                 .fetch_add(1, Ordering::Release);
         }
-    }
-
-    fn count(&self, total: Word, num: usize) {
-        self.layout
-            .word(self.memory.mapping(), total)
-            .fetch_add(num as u64, Ordering::Relaxed);
     }
 
     fn word(&self, word: Word) -> u64 {

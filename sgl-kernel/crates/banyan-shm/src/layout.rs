@@ -38,10 +38,6 @@ pub enum Word {
     /// Grows with every change of the published set.
     Version = 16,
     NumPublished = 17,
-    /// Pages ever published, retired and quarantined: for whoever watches.
-    PublishedTotal = 18,
-    RetiredTotal = 19,
-    QuarantinedTotal = 20,
     /// Written once. See `PoolKind`.
     PoolKind = 21,
     /// See `AccessLog`.

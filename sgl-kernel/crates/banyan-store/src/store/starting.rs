@@ -34,7 +34,6 @@ pub trait OtherDevice: Debug + Send + Sync {
 pub enum EngineChoice {
     /// io_uring, and threads where it is missing.
     Auto,
-    Uring,
     Threads,
     Other(Arc<dyn OtherDevice>),
 }
@@ -238,13 +237,6 @@ fn make_engine(choice: &EngineChoice) -> Result<(Box<dyn Device>, String)> {
             Ok((device, name))
         }
         EngineChoice::Threads => Ok((threads()?, "threads".into())),
-        EngineChoice::Uring => match UringDevice::open() {
-            Ok(device) => Ok((Box::new(device), "io_uring".into())),
-            Err(cause) => Err(StoreError::os(
-                "io_uring is not available here (engine=\"threads\" works everywhere)",
-                cause,
-            )),
-        },
         EngineChoice::Auto => match UringDevice::open() {
             Ok(device) => Ok((Box::new(device), "io_uring".into())),
             Err(cause) => Ok((threads()?, format!("threads (no io_uring: {cause})"))),
