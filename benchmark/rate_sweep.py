@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Load until it breaks: how many requests a second does each system answer soon enough?
 
-    python -m benchmark.rate_sweep --data FOLDER          # five systems, some six minutes each
+    python -m benchmark.rate_sweep --data FOLDER          # five systems three times, some five minutes each
     python -m benchmark.rate_sweep --quick                # a first impression, and whether it runs
 
 Conversations are asked once, so that each system has of them what it keeps. Then they go on, in an order that is drawn,
 at times that are drawn (Poisson), whoever has not been answered: so many a second for a while, then more. Each request
 is a conversation's history with a short new turn. Every system gets the same requests at the same times, with the
-means of `benchmark.alternatives`: two ranks on a core each, equal pools, one CPU engine. A request counts where its
-time to the first token is within so many times that of a hit on an idle server, the quickest of any system. Writes
-build/rates/report.json.
+means of `benchmark.alternatives`: two ranks of one thread each, equal pools, one CPU engine. Systems take turns, and
+each repetition is drawn anew. A request counts where its time to the first token is within so many times that of a hit
+on an idle server, the quickest of any system. Writes build/rates/report.json.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from benchmark.alternatives.start import Running, hicache_path, running
 from benchmark.alternatives.systems import CONTEXT_TOKENS, GIB, NUM_RANKS, Budget, systems_of, token_bytes_of
 from benchmark.client import NativeClient, open_session
 from benchmark.load import send_all, send_at
-from benchmark.metrics import distribution
+from benchmark.metrics import distribution, spread
 from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.processor import dtype_for, features_here
 from benchmark.records import Answer
@@ -61,9 +61,10 @@ NUM_IDLE = 12
 
 @dataclass(frozen=True)
 class Load:
-    """What is sent at one rate: prompts, and when, in seconds from its begin."""
+    """What is sent at one rate for so many seconds: prompts, and when, from its begin."""
 
     per_s: float
+    seconds: float
     prompts: tuple[tuple[int, ...], ...]
     at_s: tuple[float, ...]
 
@@ -78,7 +79,7 @@ def loads(histories: Sequence[Sequence[int]], rates: Sequence[float], seconds: f
             prompts.append(next_turn(draw, histories))
             at_s.append(now_s)
             now_s += draw.expovariate(per_s)
-        made.append(Load(per_s, tuple(prompts), tuple(at_s)))
+        made.append(Load(per_s, seconds, tuple(prompts), tuple(at_s)))
     return made
 
 
@@ -123,6 +124,7 @@ def figures(load: Load, answers: Sequence[Answer], took_s: float) -> dict[str, A
     gaps_ms = [1e3 * gap_s for answer in done for gap_s in answer.itl_s]
     return {
         "per_s": load.per_s,
+        "sent_per_s": round(len(answers) / load.seconds, 3),
         "num_requests": len(answers),
         "num_errors": len(answers) - len(done),
         "took_s": round(took_s, 1),
@@ -143,18 +145,26 @@ def within(rate: Mapping[str, Any], hit_s: float) -> dict[str, float]:
     }
 
 
-def verdicts(systems: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What each system carries: the shares by rate, the requests a second that were answered within the longest time
-    at the best of its rates, and the highest rate of which it answered enough so."""
-    hit_s = min(system["idle_hit_s"] for system in systems.values())
+def verdicts(systems: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """What each system carries, by its repetitions: the shares by rate; how many requests a second of those sent were
+    answered within the longest time, at the best of its rates; the highest rate of which enough were, in the median."""
+    hit_s = min(run["idle_hit_s"] for runs in systems.values() for run in runs)
     said: dict[str, Any] = {"idle_hit_s": hit_s, "systems": {}}
-    for name, system in systems.items():
-        shares = [(rate["per_s"], within(rate, hit_s)) for rate in system["rates"]]
-        longest = str(WITHIN[-1])
-        carried = [per_s for per_s, share in shares if share[longest] >= ENOUGH]
+    longest = str(WITHIN[-1])
+    for name, runs in systems.items():
+        played = [(rate, within(rate, hit_s)) for run in runs for rate in run["rates"]]
+        of_rate = {
+            f"{per_s:g}": {
+                times: spread([share[times] for rate, share in played if rate["per_s"] == per_s])
+                for times in map(str, WITHIN)
+            }
+            for per_s in sorted({rate["per_s"] for rate, _ in played})
+        }
+        best = [max(rate["sent_per_s"] * within(rate, hit_s)[longest] for rate in run["rates"]) for run in runs]
+        carried = [float(per_s) for per_s, share in of_rate.items() if share[longest]["median"] >= ENOUGH]
         said["systems"][name] = {
-            "within": {f"{per_s:g}": share for per_s, share in shares},
-            "goodput_per_s": round(max(per_s * share[longest] for per_s, share in shares), 3),
+            "within": of_rate,
+            "goodput_per_s": spread([round(per_s, 3) for per_s in best]),
             "carries_per_s": max(carried, default=0.0),
         }
     return said
@@ -196,7 +206,7 @@ def histories_of(args: argparse.Namespace, model: Path) -> list[tuple[int, ...]]
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     if args.quick:
-        args.conversations, args.seconds, args.rates = 8, 8.0, [1.0, 4.0]
+        args.conversations, args.seconds, args.rates, args.repetitions = 8, 8.0, [1.0, 4.0], 1
     unwind_on_sigterm()
     model = ensure_model(DEFAULT_TARGET)
     histories = histories_of(args, model)
@@ -206,14 +216,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     # One copy of all conversations, and room for what runs; not two.
     pool_tokens = max(NUM_RANKS * CONTEXT_TOKENS, round(args.pools * num_tokens))
     budget = Budget(pool_tokens, args.dram_tokens, 8 * GIB, token_bytes, dtype)
-    some = loads(histories, args.rates, args.seconds, args.seed)
-    found: dict[str, Any] = {}
-    # What HiCache writes is not what is measured here; it ends with the run.
-    with tempfile.TemporaryDirectory(prefix="banyan-rates-") as disk:
-        systems = systems_of(budget, Path(disk), hicache_path(args.out / "plugin"))
-        for name in args.system or SYSTEMS:
-            with running(systems[name], model, args.out / "logs", Server) as up:
-                found[name] = sweep(up, histories, some, args.seed)
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in args.system or SYSTEMS}
+    for repetition in range(args.repetitions):
+        some = loads(histories, args.rates, args.seconds, args.seed + repetition)
+        for name, runs in found.items():
+            # What HiCache writes is not what is measured here; it ends with the run.
+            with tempfile.TemporaryDirectory(prefix="banyan-rates-") as disk:
+                systems = systems_of(budget, Path(disk), hicache_path(args.out / "plugin"))
+                with running(systems[name], model, args.out / "logs", Server) as up:
+                    runs.append(sweep(up, histories, some, args.seed))
     said = verdicts(found)
     for name, verdict in said["systems"].items():
         print(name, verdict)
@@ -228,7 +239,8 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="8 conversations, two rates")
+    parser.add_argument("--quick", action="store_true", help="8 conversations, two rates, once")
+    parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--data", type=Path, help="ShareGPT-format file or its folder; without it they are generated")
     parser.add_argument("--system", action="append", choices=[*SYSTEMS, "as_shipped"], help="only these; repeat it")
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES), help="requests a second, rising")

@@ -241,7 +241,9 @@ FIGURES = [
     ),
     Figure(PAGE, "eight ranks, sixteen requests", "ranks", "rows/dp=8,requests_per_rank=16/ttft_ratios/2", ranged),
     *(
-        Figure(PAGE, "asked for at random times", "rates", f"verdicts/systems/{system}/within/{rate}/5", hundredths)
+        Figure(
+            PAGE, "asked for at random times", "rates", f"verdicts/systems/{system}/within/{rate}/5/median", hundredths
+        )
         for system, rate in (("banyan", "1"), ("banyan", "1.5"), ("router", "1"), ("router", "1.5"), ("stock", "1"))
     ),
     Figure(PAGE, "a prefix of 2,000 tokens that another node", "remote", "remote_ttft_ratio", ranged),

@@ -9,6 +9,7 @@ from benchmark import rate_sweep
 from benchmark.rate_sweep import Load, figures, loads, next_turn, verdicts, within
 from benchmark.records import Answer
 
+SENT_PER_S = 3.0
 HISTORIES = [tuple(range(100, 180)), tuple(range(300, 340))]
 
 
@@ -17,7 +18,8 @@ def answered(ttft_s: float | None, error: str = "") -> Answer:
 
 
 def rate(per_s: float, *ttfts_s: float | None) -> dict:
-    load = Load(per_s, ((1,),) * len(ttfts_s), (0.0,) * len(ttfts_s))
+    # As many as it says would be another number: what is sent is drawn.
+    load = Load(per_s, len(ttfts_s) / SENT_PER_S, ((1,),) * len(ttfts_s), (0.0,) * len(ttfts_s))
     return figures(load, [answered(ttft_s, "" if ttft_s else "timeout") for ttft_s in ttfts_s], 1.0)
 
 
@@ -41,18 +43,27 @@ def test_share_when_requests_fail_then_they_were_not_answered_in_time():
     assert within(found, 0.1) == {"1": 0.25, "2": 0.5, "5": 0.75}
 
 
-def test_verdicts_when_systems_differ_then_all_are_held_to_the_quickest_idle_hit():
+def medians(verdict: dict) -> dict:
+    return {per_s: [share["median"] for share in within.values()] for per_s, within in verdict["within"].items()}
+
+
+def test_verdicts_when_systems_differ_then_all_are_held_to_the_quickest_idle_hit_and_to_what_was_sent():
     systems = {
-        "slow": {"idle_hit_s": 0.4, "rates": [rate(1.0, 0.4, 0.4), rate(4.0, 0.9, 0.45)]},
-        "quick": {"idle_hit_s": 0.1, "rates": [rate(1.0, 0.1, 0.1), rate(4.0, 0.2, 0.45)]},
-        "down": {"idle_hit_s": 0.2, "rates": [rate(1.0, None, None)]},
+        "slow": [{"idle_hit_s": 0.4, "rates": [rate(1.0, 0.4, 0.4), rate(4.0, 0.9, 0.45)]}],
+        "quick": [{"idle_hit_s": 0.1, "rates": [rate(1.0, 0.1, 0.1), rate(4.0, 0.2, 0.45)]}],
+        "down": [{"idle_hit_s": 0.2, "rates": [rate(1.0, None, None)]}],
     }
     said = verdicts(systems)
     assert said["idle_hit_s"] == 0.1
-    assert said["systems"]["quick"] == {
-        "within": {"1": {"1": 1.0, "2": 1.0, "5": 1.0}, "4": {"1": 0.0, "2": 0.5, "5": 1.0}},
-        "goodput_per_s": 4.0,
-        "carries_per_s": 4.0,
-    }
-    assert (said["systems"]["slow"]["carries_per_s"], said["systems"]["slow"]["goodput_per_s"]) == (1.0, 2.0)
-    assert (said["systems"]["down"]["carries_per_s"], said["systems"]["down"]["goodput_per_s"]) == (0.0, 0.0)
+    assert medians(said["systems"]["quick"]) == {"1": [1.0, 1.0, 1.0], "4": [0.0, 0.5, 1.0]}
+    assert {
+        name: (verdict["carries_per_s"], verdict["goodput_per_s"]["median"])
+        for name, verdict in said["systems"].items()
+    } == {"slow": (1.0, SENT_PER_S), "quick": (4.0, SENT_PER_S), "down": (0.0, 0.0)}
+
+
+def test_verdicts_when_a_rate_was_played_several_times_then_its_median_counts_and_the_spread_is_told():
+    runs = [{"idle_hit_s": 0.1, "rates": [rate(1.0, *ttfts_s)]} for ttfts_s in ((0.1, 9), (0.1, 0.1), (9, 9))]
+    verdict = verdicts({"some": runs})["systems"]["some"]
+    assert verdict["within"]["1"]["5"] == {"median": 0.5, "min": 0.0, "max": 1.0, "values": [0.5, 1.0, 0.0]}
+    assert verdict["goodput_per_s"]["values"] == [1.5, 3.0, 0.0] and verdict["carries_per_s"] == 0.0
