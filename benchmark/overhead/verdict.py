@@ -56,9 +56,9 @@ def above(case: Case, row: Mapping[str, Any]) -> list[str]:
     found = []
     if row["throughput"]["median"] < LEAST_THROUGHPUT:
         found.append(f"throughput is {row['throughput']['median']:.3f}, not {LEAST_THROUGHPUT}")
-    time = "step" if case.is_of_streams else "ttft"
-    if row[time]["median"] > MOST_TIME:
-        found.append(f"{time} is {row[time]['median']:.3f}, not {MOST_TIME}")
+    for time in ("ttft", "step") if case.is_of_streams else ("ttft",):
+        if row[time]["median"] > MOST_TIME:
+            found.append(f"{time} is {row[time]['median']:.3f}, not {MOST_TIME}")
     limits = [
         ("dispatcher_us", MOST_DISPATCHER_US if case.prompt_tokens <= 512 else None),
         ("scheduler_us", MOST_SCHEDULER_US.get(case.prompt_tokens)),

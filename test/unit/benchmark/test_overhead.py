@@ -41,6 +41,7 @@ def test_case_when_on_is_as_off_then_nothing_is_above(case):
         (PROMPTS_512, {"requests_per_s": 9.0}, "throughput"),
         (PROMPTS_512, {"ttft_s": 0.2}, "ttft"),
         (STREAMS, {"step_s": 0.02}, "step"),
+        (STREAMS, {"ttft_s": 0.2}, "ttft"),
         (PROMPTS_512, {"control_us": 700}, "scheduler_us"),
         (STREAMS, {"hooks": {STEP: Spent(100, 900)}}, "scheduler_step_us"),
         (PROMPTS_512, {"hooks": {"linker.lookup": Spent(2, 200)}}, "linker.lookup takes 100 us a call"),
