@@ -175,6 +175,7 @@ def row_of(name: str, results: Sequence[RunResult]) -> dict[str, Any]:
         "system": name,
         "runs": {run: {figure: found[figure] for figure in kept} for run, found in runs.items()},
         "hits_to_single": _hits_ratio(results, name, "single"),
+        "hits_to_router": _hits_ratio(results, name, "router"),
         "ttft_to_router": {run: mean_ratio("ttft_s", results, name, "router", run) for run in (1, 2)},
         "distinct_share": [share for share in shares if share is not None],
     }

@@ -81,6 +81,7 @@ def test_row_when_draws_differ_then_ratios_are_within_a_draw():
     ]
     row = json.loads(json.dumps(engine.row_of("banyan", results)))
     assert row["hits_to_single"]["values"] == pytest.approx([1.0, 0.75])
+    assert row["hits_to_router"]["values"] == pytest.approx([2.0, 2.4])
     assert row["ttft_to_router"]["1"]["values"] == [0.5, 0.25]
     assert row["ttft_to_router"]["2"]["values"] == [0.25, 1.0]
     assert row["distinct_share"] == [0.9, 0.8]
