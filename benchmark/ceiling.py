@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a rank tells of how much could be found, beside what was so: recorded workloads, played through its counts.
 
-    python -m benchmark.ceiling --data ../shared/data
+    python -m benchmark.ceiling --data FOLDER
 
 Exact is what sets and an exact cache come to: the ceiling as of a cache that loses nothing, and what a cache of so many
 pages finds that evicts the page that was asked for longest ago. A node of each size tells what half of it would find,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same question as `study`, asked of real servers: what is found again when the working set exceeds the pools.
 
-    python -m benchmark.pressure.engine --data ../shared/data --draws 5
+    python -m benchmark.pressure.engine --data FOLDER --draws 5
 
 A draw is a set of recorded prompts, asked once and asked again in another order, so many at a time; a scan is a hot set
 that is asked over and over among prompts that never come back, and its last quarter is the second run. One system is up

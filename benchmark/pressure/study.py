@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is found again when the working set exceeds the pools: Banyan, what it is made of, and its yardsticks.
 
-    python -m benchmark.pressure.study --data ../shared/data --draws 5      # make pressure
+    python -m benchmark.pressure.study --data FOLDER --draws 5      # make pressure
 
 Everything here is a model: the decisions are the shipped ones, the trees, batches, copies and times are not. Times are
 virtual, so nothing depends on the machine. What the report compares:

@@ -9,6 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmark import ceiling, policy_table
+from benchmark.alternatives import traces
+from benchmark.pressure import workloads
+
 ROOT = Path(__file__).parents[2]
 MAX_COLUMNS = 120
 
@@ -52,6 +56,14 @@ def test_prose_when_it_is_measured_then_no_line_is_wider_than_the_code():
         if len(line) > MAX_COLUMNS
     ]
     assert wide == []
+
+
+def test_recorded_files_when_a_benchmark_wants_one_then_its_readme_says_where_it_comes_from():
+    options = (*traces.RECORDED.values(), *policy_table.TRACES.values())
+    wanted = {word for words in options for word in words if word.endswith(".gz")}
+    wanted |= {*ceiling.TRACES, *workloads.SOURCES.values()}
+    text = (ROOT / "benchmark" / "README.md").read_text()
+    assert len(wanted) == 4 and [name for name in sorted(wanted) if f"| `{name}` | " not in text] == []
 
 
 def test_gpu_page_when_it_names_sglangs_kernels_then_in_the_version_that_the_pinned_release_wants():
