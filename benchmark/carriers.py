@@ -2,8 +2,8 @@
 """What may bring a prefix from one server to another: the page server, over TCP and by NIXL, a Mooncake store, a folder
 that both have mounted.
 
-Each has two servers of one rank, on a core each: the writer computes prompts, the reader is asked them afterwards. Both
-have an arena as large as the other carriers' servers have.
+Each has two servers of one rank and one compute thread: the writer computes prompts, the reader is asked them
+afterwards. Both have an arena as large as the other carriers' servers have.
 """
 
 from __future__ import annotations

@@ -40,12 +40,12 @@ def _conditions(run: Mapping[str, Any]) -> str:
     sizes = run["sizes"]
     right = "All" if run["outputs_identical"] else "Not all"
     return (
-        f"`python -m benchmark.remote --carriers`, {place_and_time(run['provenance'])}. Two servers on a core each for "
-        f"every carrier, which take turns; all on one host, so that the mount is a local folder, and Mooncake's master "
-        f"and lender share the two cores. {sizes['num_prompts']} prompts of {sizes['prompt_tokens']} tokens in each of "
-        f"{sizes['num_repeats']} repeats, the same for every carrier, one at a time; short ones have "
-        f"{sizes['short_tokens']}. Means of a repeat, median and "
-        f"range of them; of what a forward waited and of publication, median and range of all prompts. {right} of "
+        f"`python -m benchmark.remote --carriers`, {place_and_time(run['provenance'])}. Two servers of one compute "
+        f"thread each, not pinned, for every carrier, which take turns; all on one host, so that the mount is a local "
+        f"folder, and Mooncake's master and lender share the two cores. {sizes['num_prompts']} prompts of "
+        f"{sizes['prompt_tokens']} tokens in each of {sizes['num_repeats']} repeats, the same for every carrier, one "
+        f"at a time; short ones have {sizes['short_tokens']}. Means of a repeat, median and range of them; of what a "
+        f"forward waited and of publication, median and range of all prompts. {right} of "
         f"{run['num_compared']} answers were those of the writer."
     )
 

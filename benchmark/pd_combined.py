@@ -3,7 +3,7 @@
 
     python -m benchmark.pd_combined [--quick]
 
-Each server is one rank on a core of its own, with Banyan; `banyan route` stands in front of the pair, and of the two
+Each server is one rank of one compute thread, with Banyan; `banyan route` stands in front of the pair, and of the two
 combined servers. All four are up together, with equal pools, and only one arrangement is asked at a time. Prompts are
 random tokens that nobody has seen, so nothing is found: what is compared is where forwards run. So many requests are
 under way at any time (closed loop), each with an answer of fixed length. The arrangements take turns, and the first

@@ -31,7 +31,7 @@ PAIR_ENV = (
 
 
 class Pair:
-    """One decode server on one core, and one or more prefill servers on the other. ``store``: the folder that they
+    """One decode server, and one or more prefill servers, with a compute thread a rank. ``store``: the folder that they
     share, for kinds that do. ``prefill_ranks``: for each prefill server how many ranks it has; ``num_shards``: of each
     rank; ``transfer``: what carries the hand-over; ``kind``: how each of them is started."""
 

@@ -64,7 +64,7 @@ SEED = 1
 """Draws the sessions of TRACES; other ones tell a policy's luck with one draw from its worth."""
 SEED_IN_NAME = " seed {}"
 
-# Sized for two ranks of one core each, where SmolLM2-135M computes some 250 prompt tokens a second on each while both
+# Sized for two ranks of one thread each, where SmolLM2-135M computes some 250 prompt tokens a second on each while both
 # prefill and decode: ten to thirty seconds a run. The real windows are contiguous; lengths shrink with their blocks, so
 # that what is shared stays shared.
 TRACES: dict[str, tuple[str, ...]] = {

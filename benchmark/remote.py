@@ -7,10 +7,10 @@
     python -m benchmark.remote --source
     python -m benchmark.remote --nixl
 
-Two servers of one rank each, on a core each; the second one asks the first. Each repeat has prompts of its own: the
-first server answers them, then each is asked once of the second server as it is (its pages are at the other node) and
-once under a salt (they are nowhere), in alternating order, one request at a time. Answers are compared. Beside that the
-bytes of as many pages go between two processes, by Banyan's page server and by a NIXL READ in turns. Writes
+Two servers of one rank each, with a compute thread each; the second one asks the first. Each repeat has prompts of its
+own: the first server answers them, then each is asked once of the second server as it is (its pages are at the other
+node) and once under a salt (they are nowhere), in alternating order, one at a time. Answers are compared. Beside that
+the bytes of as many pages go between two processes, by Banyan's page server and by a NIXL READ in turns. Writes
 build/remote/report.json, with `--faults` (`remote_faults`) faults.json, with `--carriers` (`remote_carriers`)
 carriers.json, with `--source` (`remote_source`) source.json, with `--nixl` (`remote_link`, `nixl_faults`) nixl.json,
 and with `--faults N --nixl` nixl_kills.json.

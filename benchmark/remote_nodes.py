@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two servers of one rank each, which compute on a core each; the second one asks the first for prefixes."""
+"""Two servers of one rank and one compute thread each; the second one asks the first for prefixes."""
 
 from __future__ import annotations
 

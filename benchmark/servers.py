@@ -72,8 +72,8 @@ class ServerFailed(RuntimeError):
 def cpu_env(
     *, dp: int, cores_per_rank: int = 1, first_core: int = 0, num_cores: int | None = None
 ) -> tuple[tuple[str, str], ...]:
-    """Variables of SGLang's CPU engine for `dp` ranks on cores of their own, counted from `first_core`; with more ranks
-    than `num_cores`, they share these in turns."""
+    """Variables of SGLang's CPU engine for `dp` ranks with `cores_per_rank` compute threads each. SGLang also wants a
+    name of cores for each rank, counted from `first_core` and in turns of `num_cores`: nothing is pinned by it here."""
     starts = [first_core + rank * cores_per_rank for rank in range(dp)]
     if num_cores is not None:
         starts = [start % num_cores for start in starts]
@@ -81,8 +81,9 @@ def cpu_env(
     return (
         ("SGLANG_USE_CPU_ENGINE", "1"),
         ("SGLANG_CPU_OMP_THREADS_BIND", "|".join(cores)),
-        # The binding above only takes effect with AMX. Without it every rank starts a thread per core, and the
-        # threads of two ranks wait for each other in turns: three times slower on two cores.
+        # SGLang binds threads to the cores above only where it finds AMX and its own `sgl_kernel`: not here. Without
+        # the line below every rank starts a thread per core, and the threads of two ranks wait for each other in
+        # turns: three times slower on two cores.
         ("OMP_NUM_THREADS", str(cores_per_rank)),
         # With AMX the rows of a matrix product round differently with their number, so no cache could give the tokens
         # of a server without it: docs/design/0003. Changes nothing on processors without AMX.

@@ -6,9 +6,9 @@
 
 Stock SGLang with two ranks, two stock servers behind SGLang's router, HiCache with a file backend that both ranks
 share, LMCache, and Banyan: plain, with a store, and two servers behind `banyan route`. All run on the same CPU engine,
-which one more row goes without (as_shipped). All have two ranks on a core each, equal pools, and the same
-DRAM and disk where they have such a tier. One system is up at a time, in an order that rotates with the repetition;
-each workload starts from empty caches. What has a disk is started anew and asked the same once more.
+which one more row goes without (as_shipped). All have two ranks of one compute thread each, not pinned, equal pools,
+and the same DRAM and disk where they have such a tier. One system is up at a time, in an order that rotates with the
+repetition; each workload starts from empty caches. What has a disk is started anew and asked the same once more.
 Leaves build/compare/report.json and report.html; every request is in results.jsonl.
 """
 
@@ -43,9 +43,10 @@ from benchmark.servers import Server, unwind_on_sigterm
 from benchmark.warm import ForkedServer
 
 METHOD = (
-    "Two ranks on a core each, equal pools, equal DRAM and disk where a system has them; one system up at a time, "
-    "every workload from empty caches, arrivals as recorded. All run on the same CPU engine (attention banyan_cpu, a "
-    "dispatcher that sleeps), but for stock SGLang without it (torch_native), with whose times none compare."
+    "Two ranks of one compute thread each, not pinned, equal pools, equal DRAM and disk where a system has them; one "
+    "system up at a time, every workload from empty caches, arrivals as recorded. All run on the same CPU engine "
+    "(attention banyan_cpu, a dispatcher that sleeps), but for stock SGLang without it (torch_native), with whose "
+    "times none compare."
 )
 QUICK_TRACES = ("tool_agents", "documents")
 

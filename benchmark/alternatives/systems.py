@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is compared: each system as the servers that it consists of, all within one budget. Pure.
 
-Every system has two ranks on a core each, the same pools and pages, and runs on the same CPU engine: the attention and
-the dispatcher of `--enable-banyan-cpu-engine`, which Banyan has as well. One row is stock SGLang as it is shipped,
-without it. A tier that a system does not have is not made up for: stock SGLang and its router have pools alone.
+Every system has two ranks of one compute thread each, the same pools and pages, and runs on the same CPU engine: the
+attention and the dispatcher of `--enable-banyan-cpu-engine`, which Banyan has as well. One row is stock SGLang as it is
+shipped, without it. A tier that a system does not have is not made up for: stock SGLang and its router have pools
+alone.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def say(ranks: int, row: dict[str, Any]) -> None:
 
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmark.overhead", description=__doc__)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2], help="of the servers; one core each at least")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2], help="of the servers, one compute thread each")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--case", nargs="*", help="only those with this in their name")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
