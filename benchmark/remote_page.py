@@ -36,13 +36,15 @@ def table() -> str:
 
 
 def page(run: Mapping[str, Any]) -> str:
-    sizes = run["sizes"]
+    sizes, note = run["sizes"], run["provenance"].get("note")
+    # What was done to the kept file since.
+    since = f" Not as that command wrote it: {note}" if note else ""
     conditions = (
         f"`{command_of('benchmark.remote', run['config'])}`, {place_and_time(run['provenance'])}. Two servers "
         f"of one compute thread each, not pinned, {run['num_compared']} prompts of {sizes['prompt_tokens']} tokens, "
         f"one at a time, in {sizes['num_repeats']} repeats; of each {run['remote_token_share']:.0%} came from the "
         f"other node. Bytes of {sizes['link_pages']} pages, by the page server and by NIXL in "
-        f"{sizes['num_link_repeats']} turns, over TCP on one host."
+        f"{sizes['num_link_repeats']} turns, over TCP on one host.{since}"
     )
     return figures_table(run, MARKS, conditions)
 

@@ -33,6 +33,12 @@ def test_page_when_a_run_is_kept_then_its_figures_stand_beside_their_aims():
     assert max(map(len, page.splitlines())) <= 120
 
 
+def test_page_when_a_kept_figure_was_computed_afterwards_then_it_says_so():
+    noted = RUN | {"provenance": RUN["provenance"] | {"note": "a rate is of later."}}
+    assert "Not as that command wrote it: a rate is of later." in " ".join(remote_page.page(noted).split())
+    assert "Not as that" not in remote_page.page(RUN)
+
+
 def test_faults_page_when_a_kind_took_long_then_its_worst_time_stands_beside_its_aim():
     kinds = {
         "kill": {"num_cut": 20, "extra_s": spread([0.1, 0.4]), "most_extra_s": 1.0},
