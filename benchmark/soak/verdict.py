@@ -51,9 +51,13 @@ def growth(samples: Sequence[Sample]) -> list[str]:
     lines = [f"{name} has ended" for name in sorted(names - set(warm[-1].processes))]
     for name in sorted(set(warm[0].processes) & set(warm[-1].processes)):
         of_one = [sample.processes[name] for sample in warm if name in sample.processes]
-        before, after = begin_and_end(of_one, lambda one: one.anonymous_kb)
-        if after > before * (1 + MAX_MEMORY_GROWTH):
-            lines.append(f"{name}: {before} kB of its own became {after} ({after / before - 1:+.1%})")
+        for what, memory_kb in (
+            ("of its own", lambda one: one.anonymous_kb),
+            ("shared and mapped", lambda one: one.resident_kb - one.anonymous_kb),
+        ):
+            before, after = begin_and_end(of_one, memory_kb)
+            if after > before * (1 + MAX_MEMORY_GROWTH):
+                lines.append(f"{name}: {before} kB {what} became {after} ({after / before - 1:+.1%})")
         for what, most, count in (
             ("descriptors", MAX_MORE_FDS, lambda one: one.num_fds),
             ("threads", MAX_MORE_THREADS, lambda one: one.num_threads),

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What makes a soak pass or fail, without a server."""
 
+import json
 import mmap
 import os
+from pathlib import Path
 
 import pytest
 
@@ -21,12 +23,15 @@ from benchmark.soak.expected import (
 from benchmark.soak.samples import LEFT_OVER, OF_RANKS, OF_STORES, ProcessSample, Sample
 from benchmark.soak.tally import MAX_LISTED, Tally
 
+KEPT = Path(__file__).parents[3] / "docs" / "benchmarks" / "soak.json"
 KNOWN = Known(ids=(5, 6, 7), tokens=(1, 2, 3), text="abc", input_logprobs=(None, -1.0, -2.0))
 RANK = {**dict.fromkeys(OF_RANKS, 0), "num_pool_pages": 10, "num_free_pages": 10}
 
 
-def sample(minute, anonymous_kb=1000, *, num_fds=10, num_threads=4, ranks=None, failures=None, name="scheduler 1"):
-    process = ProcessSample("scheduler", anonymous_kb, anonymous_kb, num_fds, num_threads)
+def sample(
+    minute, anonymous_kb=1000, *, shared_kb=500, num_fds=10, num_threads=4, ranks=None, failures=None, name="scheduler 1"
+):
+    process = ProcessSample("scheduler", anonymous_kb, anonymous_kb + shared_kb, num_fds, num_threads)
     ranks = {"0": RANK} if ranks is None else ranks
     return Sample(minute * 60.0, minute * 100, {name: process}, ranks, failures or {}, 0)
 
@@ -64,6 +69,18 @@ def test_memory_when_it_grows_by_more_than_three_in_a_hundred_behind_the_warm_up
     grown = [sample(minute, 1000 + (minute > 20) * 31) for minute in range(31)]
     assert verdict.growth(grown) == ["scheduler 1: 1000 kB of its own became 1031 (+3.1%)"]
     assert verdict.growth([sample(minute, 1000 + (minute > 20) * 29) for minute in range(31)]) == []
+
+
+def test_memory_when_what_is_shared_or_mapped_grows_then_it_is_told_by_itself():
+    grown = [sample(minute, shared_kb=500 + (minute > 20) * 16) for minute in range(31)]
+    assert verdict.growth(grown) == ["scheduler 1: 500 kB shared and mapped became 516 (+3.2%)"]
+    assert verdict.growth([sample(minute, shared_kb=500 + (minute > 20) * 14) for minute in range(31)]) == []
+
+
+def test_kept_soak_when_it_is_judged_as_today_then_nothing_grew():
+    kept = json.loads(KEPT.read_text())["samples"]
+    told = [one | {"processes": {name: ProcessSample(**own) for name, own in one["processes"].items()}} for one in kept]
+    assert verdict.growth([Sample(**one) for one in told]) == []
 
 
 def test_memory_when_it_grows_while_the_server_warms_up_or_for_a_moment_then_that_is_nothing():
