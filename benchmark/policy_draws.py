@@ -74,7 +74,8 @@ def _ratio_cell(figure: Figure, draws: Sequence[Sequence[float]], default: Seque
 def ratio_over_draws(
     figure: Figure, ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]
 ) -> tuple[float, tuple[float, float]]:
-    """`figure` of all of `ours` over that of all of `theirs`, and its 95 % interval; the n-th of both are one draw."""
+    """`figure` of all of `ours` over that of all of `theirs`, and where 95 % of the resampled ratios lie; the n-th of
+    both are one draw."""
 
     def ratio(draws: Sequence[int]) -> float:
         return figure(np.concatenate([ours[draw] for draw in draws])) / figure(
