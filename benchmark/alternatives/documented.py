@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.alternatives import figures
+from benchmark.alternatives.systems import PAGE_TOKENS
 from benchmark.kept_table import NONE_KEPT, wrapped
 from benchmark.provenance import commit_in_words
 
@@ -44,7 +45,7 @@ def heading(report: Mapping[str, Any]) -> str:
 
 
 def conditions(report: Mapping[str, Any]) -> str:
-    """Command, commit, machine, versions."""
+    """Command, commit, machine, versions, how much work it was."""
     where = report["provenance"]
     machine = where["hardware"]
     versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items() if version)
@@ -58,8 +59,27 @@ def conditions(report: Mapping[str, Any]) -> str:
         f"{report['duration_s'] / 60:.0f} minutes, {machine['cpu_model']} with {machine['num_cores']} cores, "
         f"{report['budgets'][0]['dtype']}; "
         f"{versions}. "
-        f"Requests that were alone on a system, answered as stock did: {alone}."
+        f"Requests that were alone on a system, answered as stock did: {alone}.{_work(report)}"
     )
+
+
+def _work(report: Mapping[str, Any]) -> str:
+    """What there was to hold, for whoever compares it with the pools; and where bytes on disk are not all of them."""
+    sizes: dict[str, int] = {}
+    unwritten: dict[str, list[str]] = {}
+    for row in report["rows"]:
+        if not (kept := row["kept"]):
+            continue
+        sizes[row["trace"]] = kept["distinct_pages"] * PAGE_TOKENS
+        if not kept["all_written"]:
+            unwritten.setdefault(row["system"], []).append(row["trace"])
+    told = [f" Distinct tokens of the prompts: {', '.join(f'{name} {size:,}' for name, size in sizes.items())}."]
+    told += [
+        f" Of {report['titles'][name]} pages were still being written when the wait for them was over: "
+        f"{', '.join(workloads)} (last repetition)."
+        for name, workloads in unwritten.items()
+    ]
+    return "".join(told) if sizes else ""
 
 
 def options(config: Mapping[str, Any]) -> list[str]:

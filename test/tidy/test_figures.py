@@ -143,21 +143,21 @@ def of_last_sample(name: str) -> Callable[[Any], str]:
     return lambda samples: str(sum(rank[name] for rank in samples[-1]["ranks"].values()))
 
 
-POOLS_FIT = (
+ON_THE_XEON = (
     *(("conversations", other) for other in ("stock", "router", "hicache", "lmcache")),
     *(("tool_agents", other) for other in ("stock", "router", "hicache", "lmcache")),
 )
 
 
-def where_pools_fit(page: Path, line: str) -> list[Figure]:
+def on_the_xeon(page: Path, line: str) -> list[Figure]:
     """Banyan's times over those of the others."""
     return [
         Figure(page, line, "alternatives_fit", f"against/trace={trace},ours=banyan,other={other}/ttft_ratio", middle)
-        for trace, other in POOLS_FIT
+        for trace, other in ON_THE_XEON
     ]
 
 
-def with_a_store_where_pools_fit(page: Path, line: str) -> list[Figure]:
+def with_a_store_on_the_xeon(page: Path, line: str) -> list[Figure]:
     """The worst of them."""
     part = "against/trace=tool_agents,ours=banyan_store,other={}/ttft_ratio"
     return [Figure(page, line, "alternatives_fit", part.format(other), middle) for other in ("router", "hicache")]
@@ -231,9 +231,9 @@ FIGURES = [
         "beside_the_source/metric=requests a second/published",
         second_run,
     ),
-    *where_pools_fit(README, "Where the pools hold the work"),
-    *with_a_store_where_pools_fit(README, "Where the pools hold the work"),
-    *where_pools_fit(DOCS / "benchmarks" / "alternatives.md", "Where pools hold the work, Banyan is not ahead"),
+    *on_the_xeon(README, "**Others, with [equal means]"),
+    *with_a_store_on_the_xeon(README, "**Others, with [equal means]"),
+    *on_the_xeon(DOCS / "benchmarks" / "alternatives.md", "Times, on the Xeon"),
     *(
         Figure(page, line, "gpu", f"server_graphs/{kind}/{run}/ttft_p50_s", ms_of_s)
         for page, line in ((PAGE, "What sharing gains on a GPU"), (DOCS / "gpu.md", "| `server-graphs`: two ranks"))

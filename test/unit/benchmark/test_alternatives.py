@@ -289,6 +289,13 @@ class TestDocumented:
             in text
         )
 
+    def test_page_when_pages_are_kept_then_it_says_how_much_the_work_is_and_what_was_not_yet_written(self):
+        kept = {"dram_bytes_per_page": 1, "disk_bytes_per_page": 1, "distinct_pages": 528, "all_written": True}
+        runs = [run(kept=kept), run("hicache", kept=kept), run("banyan_store", kept=kept | {"all_written": False})]
+        text = " ".join(documented.page([report_of(runs) | {"config": {}}]).split())
+        assert "Distinct tokens of the prompts: t 8,448. Of Banyan with a store, dp 2 pages were still being" in text
+        assert "when the wait for them was over: t (last repetition)." in text and text.count("still being") == 1
+
     def test_options_when_left_at_their_defaults_then_not_shown(self):
         args = build_parser().parse_args(["--data", "somewhere", "--trace", "documents", "--quick"])
         config = {name: value.name if isinstance(value, Path) else value for name, value in vars(args).items()}
