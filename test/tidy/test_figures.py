@@ -163,6 +163,12 @@ def with_a_store_on_the_xeon(page: Path, line: str) -> list[Figure]:
     return [Figure(page, line, "alternatives_fit", part.format(other), middle) for other in ("router", "hicache")]
 
 
+def found_at_all_rates(repetitions: Sequence[Mapping[str, Any]]) -> str:
+    """The least and the most of what a system found in its caches, at any rate of requests."""
+    found = [rate["cached_share"] for one in repetitions for rate in one["rates"]]
+    return f"{100 * min(found):.0f} to {100 * max(found):.0f} %"
+
+
 def of_ray_serve(side: str) -> Figure:
     """The line of one way to the servers: what was found, against `banyan route`, and whose tokens came out."""
 
@@ -217,6 +223,8 @@ FIGURES = [
     Figure(README, "All 500 conversations", "bench_500", "outputs/on_against_off", equal),
     Figure(README, "They differ in sharing alone", "bench", "ttft_ratios/on_to_off_second_run", ranged),
     Figure(README, "first run, where nothing can be shared", "bench", "ttft_ratios/on_to_off_first_run", middle),
+    Figure(README, "They differ in sharing alone", "rates", "systems/router", found_at_all_rates),
+    Figure(PAGE, "ShareGPT conversations that come back", "rates", "systems/router", found_at_all_rates),
     Figure(
         README,
         "They differ in sharing alone",
