@@ -20,7 +20,7 @@ VALUES = {
     "events": "events.enabled=true",
     "no policy": "networkPolicy.enabled=false",
     "a policy without the router": "router.enabled=false,networkPolicy.ingress[0].ports[0].port=30000",
-    "servers that lend": "server.listen=0.0.0.0:7400",
+    "servers that lend": "server.listen=0.0.0.0:7400,server.secretName=nodes",
     "a router of its own kind": "router.image=banyan:cpu,router.nodeSelector.kind=small,"
     "router.tolerations[0].operator=Exists",
     "a kept arena": "keptArena.hostPath=/dev/shm/banyan",

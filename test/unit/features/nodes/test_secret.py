@@ -18,6 +18,16 @@ def test_secret_when_the_file_is_private_then_it_is_read_without_the_newline(pat
     assert read_secret(path) == b"0123456789abcdef"
 
 
+def test_secret_when_it_lies_as_a_kubelet_mounts_one_then_it_is_read_through_the_links(path, tmp_path):
+    """A Secret's files are links, so that all of them change at once; the chart mounts them with mode 0400."""
+    (tmp_path / "..now").mkdir()
+    path.chmod(0o400)
+    path.rename(tmp_path / "..now" / "secret")
+    (tmp_path / "..data").symlink_to("..now")
+    path.symlink_to("..data/secret")
+    assert read_secret(path) == b"0123456789abcdef"
+
+
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660])
 def test_secret_when_others_may_open_it_then_refused_with_the_way_out(path, mode):
     path.chmod(mode)
