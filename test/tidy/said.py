@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How pages say what kept runs found: from a part of a run to the words that stand in a page."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from benchmark.overhead import verdict
+from benchmark.overhead.cases import CASES
+
+Rows = Sequence[Mapping[str, Any]]
+ByRanks = Mapping[str, Rows]
+
+
+def part_of(kept: Any, path: str) -> Any:
+    """A part of a kept run; of a list, the entry with these values."""
+    for step in path.split("/"):
+        if isinstance(kept, list):
+            wanted = dict(pair.split("=") for pair in step.split(","))
+            (kept,) = (one for one in kept if all(str(one[name]) == value for name, value in wanted.items()))
+        else:
+            kept = kept[step]
+    return kept
+
+
+def middle(value: Mapping[str, float]) -> str:
+    return f"{value['median']:.2f}"
+
+
+def in_bold(value: Mapping[str, float]) -> str:
+    return f"**{middle(value)}** ({value['min']:.2f}-{value['max']:.2f})"
+
+
+def by_three(value: Mapping[str, float]) -> str:
+    return f"{value['median']:.3f} ({value['min']:.2f}-{value['max']:.2f})"
+
+
+def count(value: float) -> str:
+    return f"{value:,}"
+
+
+def ms(value: float) -> str:
+    return f"{value / 1000:.2f}"
+
+
+def hundredths(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def tenths(value: float) -> str:
+    return f"{value:.1f}"
+
+
+def whole(value: float) -> str:
+    return f"{value:.0f} s"
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+def share(value: Mapping[str, float]) -> str:
+    return f"{100 * value['median']:.1f} %"
+
+
+def rough_share(value: Mapping[str, float]) -> str:
+    return percent(value["median"])
+
+
+def equal(outputs: Mapping[str, int]) -> str:
+    return f"{outputs['num_compared'] - outputs['num_differing']} of {outputs['num_compared']:,}"
+
+
+def two_rounds(value: Mapping[str, Any]) -> str:
+    """Both, since their median is a mean."""
+    return " and ".join(f"{one:.2f}" for one in value["values"])
+
+
+def ms_of_s(value: float) -> str:
+    return f"{1000 * value:.1f}"
+
+
+def harmful(answers: Mapping[str, int]) -> str:
+    return count(sum(number for kind, number in answers.items() if kind.startswith("harmful")))
+
+
+def second_run(published: Sequence[float]) -> str:
+    """On over off in the second run of the published figures."""
+    return f"{published[3] / published[2]:.2f}"
+
+
+def least_to_most(found: Iterable[float]) -> str:
+    values = list(found)
+    return f"{min(values):.2f} to {max(values):.2f}"
+
+
+def missed(by_ranks: ByRanks) -> list[list[str]]:
+    """The aims that each row misses, as they are now: the kept run told its own."""
+    cases = {case.name: case for case in CASES}
+    return [verdict.above(cases[row["case"]], row) for rows in by_ranks.values() for row in rows]
+
+
+def rows_that_miss(by_ranks: ByRanks) -> str:
+    rows = missed(by_ranks)
+    return f"{sum(map(bool, rows))} of {len(rows)} rows"
+
+
+def rows_that_miss_with(word: str) -> Callable[[ByRanks], str]:
+    """How many rows miss an aim whose line has this word."""
+    return lambda by_ranks: f"in {sum(any(word in line for line in above) for above in missed(by_ranks))}"
+
+
+def span(figure: str, *, without: tuple[str, str] | None = None) -> Callable[[ByRanks], str]:
+    """The least and the most of a figure's medians over all rows, but for the one of these ranks and this case."""
+    return lambda by_ranks: least_to_most(
+        row[figure]["median"]
+        for ranks, rows in by_ranks.items()
+        for row in rows
+        if row[figure] is not None and (ranks, row["case"]) != without
+    )
+
+
+def span_of_first_runs(figure: str) -> Callable[[Rows], str]:
+    return lambda rows: least_to_most(row[figure]["1"]["median"] for row in rows)
+
+
+def span_against(ours: str, other: str) -> Callable[[Rows], str]:
+    """Of the times of one system over those of another, over all workloads."""
+    return lambda pairs: least_to_most(
+        pair["ttft_ratio"]["median"] for pair in pairs if (pair["ours"], pair["other"]) == (ours, other)
+    )
+
+
+def mean_hits_over(other: str) -> Callable[[Rows], str]:
+    """Of Banyan without its arena, in the second run."""
+
+    def said(rows: Rows) -> str:
+        ours, theirs = (
+            statistics.fmean(part_of(rows, f"system={name}/runs/2/cached_share/values"))
+            for name in ("banyan no arena", other)
+        )
+        return f"{ours / theirs:.2f}"
+
+    return said
+
+
+def of_last_sample(name: str) -> Callable[[Rows], str]:
+    """What the ranks have counted under this name when a soak ends."""
+    return lambda samples: str(sum(rank[name] for rank in samples[-1]["ranks"].values()))
+
+
+def found_at_all_rates(repetitions: Rows) -> str:
+    """The least and the most of what a system found in its caches, at any rate of requests."""
+    found = [100 * rate["cached_share"] for one in repetitions for rate in one["rates"]]
+    return f"{min(found):.0f} to {max(found):.0f} %"
