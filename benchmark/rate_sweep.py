@@ -242,7 +242,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="8 conversations, two rates, once")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--data", type=Path, help="ShareGPT-format file or its folder; without it they are generated")
-    parser.add_argument("--system", action="append", choices=[*SYSTEMS, "as_shipped"], help="only these; repeat it")
+    parser.add_argument("--system", nargs="+", choices=[*SYSTEMS, "as_shipped"], help="only these")
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES), help="requests a second, rising")
     parser.add_argument("--seconds", type=float, default=45.0, help="of each rate")
     parser.add_argument("--conversations", type=int, default=48)

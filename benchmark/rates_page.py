@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmark.alternatives.figures import ATTENTION
 from benchmark.kept_table import command_of, kept_page, kept_table
-from benchmark.metrics import median, ranged
+from benchmark.metrics import median, paired_ratio, ranged
 from benchmark.provenance import place_and_time
 
 KEPT = Path(__file__).parents[1] / "docs" / "benchmarks" / "rates.json"
@@ -17,7 +17,7 @@ KEPT = Path(__file__).parents[1] / "docs" / "benchmarks" / "rates.json"
 
 HEAD = (
     "| system | attention | requests/s | times | sent | within 1, 2 idle hits | within 5 | TTFT mean, p50, p90 "
-    "| cached | failed |"
+    "| mean over the router's | cached | failed |"
 )
 
 
@@ -28,19 +28,27 @@ def table() -> str:
 
 def page(run: Mapping[str, Any]) -> str:
     rows = [
-        _row(name, per_s, within, [rate for one in run["systems"][name] for rate in one["rates"] if at(rate, per_s)])
+        _row(run, name, per_s, within)
         for name, verdict in run["verdicts"]["systems"].items()
         for per_s, within in verdict["within"].items()
     ]
     return kept_table(HEAD, rows, _conditions(run))
 
 
-def at(rate: Mapping[str, Any], per_s: str) -> bool:
-    return f"{rate['per_s']:g}" == per_s
+def played_at(run: Mapping[str, Any], name: str, per_s: str) -> list[Mapping[str, Any]]:
+    """What a system made of a rate, each time that it was played."""
+    return [rate for one in run["systems"].get(name, ()) for rate in one["rates"] if f"{rate['per_s']:g}" == per_s]
 
 
-def _row(name: str, per_s: str, within: Mapping[str, Mapping[str, Any]], played: Sequence[Mapping[str, Any]]) -> str:
+def mean_ttft_to_router(run: Mapping[str, Any], name: str, per_s: str) -> Mapping[str, Any] | None:
+    """Of a system, over that of SGLang's router with the same requests; None where one of them lacks a repetition."""
+    own, routers = ([rate["ttft_s"]["mean"] for rate in played_at(run, one, per_s)] for one in (name, "router"))
+    return paired_ratio(own, routers) if len(own) == len(routers) else None
+
+
+def _row(run: Mapping[str, Any], name: str, per_s: str, within: Mapping[str, Mapping[str, Any]]) -> str:
     """Medians over the times that this rate was played."""
+    played, ratio = played_at(run, name, per_s), mean_ttft_to_router(run, name, per_s)
     *short, longest = within.values()
     ttfts_s = (median([rate["ttft_s"][figure] for rate in played]) for figure in ("mean", "p50", "p90"))
     cells = (
@@ -52,6 +60,7 @@ def _row(name: str, per_s: str, within: Mapping[str, Mapping[str, Any]], played:
         ", ".join(f"{share['median']:.2f}" for share in short),
         ranged(longest),
         ", ".join(f"{ttft_s:.2f}" for ttft_s in ttfts_s) + " s",
+        "-" if ratio is None else ranged(ratio),
         f"{median([rate['cached_share'] for rate in played]):.1%}",
         sum(rate["num_errors"] for rate in played),
     )

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not shutil.which("helm"), reason="no helm")
 
 @pytest.mark.parametrize("values", ["server.listen=0.0.0.0:7400", "server.peers=a:7400"])
 def test_servers_that_lend_when_no_secret_is_named_then_the_chart_says_which_value(values):
-    with pytest.raises(RuntimeError, match="server.secretName"):
+    with pytest.raises(RuntimeError, match=r"server\.secretName"):
         chart.rendered(values)
     assert "secret-file" in chart.rendered(f"{values},server.secret-file=/models/secret")
 

@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from benchmark import rates_page
+from benchmark.metrics import median, ranged
 from benchmark.overhead import verdict
 from benchmark.overhead.cases import CASES
 
@@ -61,8 +63,12 @@ def percent(value: float) -> str:
     return f"{100 * value:.0f} %"
 
 
+def percent_of(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
 def share(value: Mapping[str, float]) -> str:
-    return f"{100 * value['median']:.1f} %"
+    return percent_of(value["median"])
 
 
 def rough_share(value: Mapping[str, float]) -> str:
@@ -154,4 +160,24 @@ def of_last_sample(name: str) -> Callable[[Rows], str]:
 def found_at_all_rates(repetitions: Rows) -> str:
     """The least and the most of what a system found in its caches, at any rate of requests."""
     found = [100 * rate["cached_share"] for one in repetitions for rate in one["rates"]]
-    return f"{min(found):.0f} to {max(found):.0f} %"
+    least, most = (f"{share:.0f}" for share in (min(found), max(found)))
+    return f"{most} %" if least == most else f"{least} to {most} %"
+
+
+def found_at(per_s: str) -> Callable[[Rows], str]:
+    """The middle of what a system found in its caches at that rate of requests."""
+
+    def words(repetitions: Rows) -> str:
+        played = rates_page.played_at({"systems": {"": repetitions}}, "", per_s)
+        return percent_of(median([rate["cached_share"] for rate in played]))
+
+    return words
+
+
+def mean_ttft_to_router(system: str, per_s: str) -> Callable[[Mapping[str, Rows]], str]:
+    def words(systems: Mapping[str, Rows]) -> str:
+        ratio = rates_page.mean_ttft_to_router({"systems": systems}, system, per_s)
+        assert ratio is not None
+        return ranged(ratio)
+
+    return words

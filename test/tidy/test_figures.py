@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of the pages that a reader sees first are those of the kept runs, rounded as they stand there, in the order in
-which they stand there."""
+"""Figures of the pages that a reader sees first are those of the kept runs, rounded, in the order in which they stand
+there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGE, README, DEPLOYMENT = DOCS / "benchmarks.md", ROOT / "README.md", DOCS / "deployment.md"
 SERVING, ALTERNATIVES = DOCS / "benchmarks" / "serving.md", DOCS / "benchmarks" / "alternatives.md"
+RATES = DOCS / "benchmarks" / "rates.md"
 CAPACITY = DOCS / "design" / "0014-one-capacity.md"
 
 
@@ -84,6 +86,10 @@ def in_ray_serve(side: str) -> Line:
     return line(DOCS / "ray.md", f"| {side} |", Figure("ray_serve", "rows", words))
 
 
+def at_three(system: str) -> Figure:
+    return Figure("rates", f"systems/{system}", said.found_at("3"))
+
+
 FIRST, SECOND = (f"ttft_ratios/on_to_off_{run}_run" for run in ("first", "second"))
 EIGHT_RANKS = "rows/dp=8,requests_per_rank=16"
 NO_ARENA = "rows/system=banyan no arena"
@@ -91,7 +97,9 @@ TOOL_AGENTS = "against/trace=tool_agents,ours=banyan_store,other={}/ttft_ratio"
 DOCUMENTS = "rows/trace=documents,phase=cold,system={}/cached_share"
 STEPS = "by_ranks/{}/case={} streams/scheduler_step_us"
 WITHOUT_A_CORE = said.span("step", without=("2", "1 stream"))
-BEHIND_A_ROUTER = Figure("rates", "systems/router", said.found_at_all_rates)
+BEHIND_A_ROUTER, ON_RANKS_THAT_SHARE = (
+    Figure("rates", f"systems/{system}", said.found_at_all_rates) for system in ("router", "banyan")
+)
 ON_A_GPU = of(
     "gpu",
     said.ms_of_s,
@@ -105,6 +113,7 @@ LINES = [
         *of("bench", ranged, SECOND, FIRST),
         *of("bench", said.equal, "outputs/on_against_stock"),
         BEHIND_A_ROUTER,
+        ON_RANKS_THAT_SHARE,
         Figure("bench", "beside_the_source", lambda rows: said.second_run(rows[4]["published"])),
         *of("bench", said.second_run, "beside_the_source/metric=requests a second/published"),
     ),
@@ -140,7 +149,13 @@ LINES = [
         *of("pd_dual", said.two_rounds, "tpot_ratio_hurried"),
     ),
     line(ALTERNATIVES, "Times, on the Xeon", *on_the_xeon("banyan"), *on_the_xeon("banyan_store")),
-    line(PAGE, "ShareGPT conversations that come back", *of("bench", ranged, SECOND), BEHIND_A_ROUTER),
+    line(
+        PAGE,
+        "ShareGPT conversations that come back",
+        *of("bench", ranged, SECOND),
+        BEHIND_A_ROUTER,
+        ON_RANKS_THAT_SHARE,
+    ),
     line(PAGE, "the same in the first run of `make bench`", *of("bench", ranged, FIRST)),
     line(
         PAGE,
@@ -218,10 +233,12 @@ LINES = [
             said.hundredths,
             *(
                 f"verdicts/systems/{system}/within/{rate}/5/median"
-                for system, rate in (("banyan", 1), ("banyan", 1.5), ("router", 1), ("router", 1.5), ("stock", 1))
+                for system, rate in product(("banyan", "router", "banyan_route"), (1.5, 3))
             ),
         ),
+        *(Figure("rates", "systems", said.mean_ttft_to_router("banyan", rate)) for rate in ("1.5", "3")),
     ),
+    line(RATES, "and a rank of Banyan's takes it", *(at_three(system) for system in ("router", "banyan"))),
     line(
         PAGE,
         "told to keep, to bring",

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
+import pytest
+
 from benchmark.rate_sweep import Load, figures, verdicts
-from benchmark.rates_page import page
+from benchmark.rates_page import mean_ttft_to_router, page
 from benchmark.records import Answer
 
 
@@ -18,8 +20,15 @@ def run():
 
 def test_page_when_a_request_failed_then_it_counts_as_sent_and_as_late():
     assert (
-        "| banyan | banyan_cpu | 0.5 | 2 | 8 | 0.12, 0.25 | 0.25 (0.00-0.50) | 2.40, 2.15, 2.83 s | 85.0% | 1 |"
+        "| banyan | banyan_cpu | 0.5 | 2 | 8 | 0.12, 0.25 | 0.25 (0.00-0.50) | 2.40, 2.15, 2.83 s | - | 85.0% | 1 |"
     ) in page(run())
+
+
+def test_page_when_the_router_was_asked_as_often_then_means_are_compared_within_a_repetition():
+    some = run()
+    some["systems"]["router"] = list(reversed(some["systems"]["banyan"]))
+    ratio = 4.0 / 0.8
+    assert mean_ttft_to_router(some, "banyan", "0.5")["values"] == pytest.approx([1 / ratio, ratio])
 
 
 def test_page_when_it_is_read_then_the_command_and_what_each_system_carried_stand_below():

@@ -29,7 +29,15 @@ RANK = {**dict.fromkeys(OF_RANKS, 0), "num_pool_pages": 10, "num_free_pages": 10
 
 
 def sample(
-    minute, anonymous_kb=1000, *, shared_kb=500, num_fds=10, num_threads=4, ranks=None, failures=None, name="scheduler 1"
+    minute,
+    anonymous_kb=1000,
+    *,
+    shared_kb=500,
+    num_fds=10,
+    num_threads=4,
+    ranks=None,
+    failures=None,
+    name="scheduler 1",
 ):
     process = ProcessSample("scheduler", anonymous_kb, anonymous_kb + shared_kb, num_fds, num_threads)
     ranks = {"0": RANK} if ranks is None else ranks
