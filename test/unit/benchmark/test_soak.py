@@ -25,21 +25,12 @@ from benchmark.soak.tally import MAX_LISTED, Tally
 
 KEPT = Path(__file__).parents[3] / "docs" / "benchmarks" / "soak.json"
 KNOWN = Known(ids=(5, 6, 7), tokens=(1, 2, 3), text="abc", input_logprobs=(None, -1.0, -2.0))
+NAME = "scheduler 1"
 RANK = {**dict.fromkeys(OF_RANKS, 0), "num_pool_pages": 10, "num_free_pages": 10}
 
 
-def sample(
-    minute,
-    anonymous_kb=1000,
-    *,
-    shared_kb=500,
-    num_fds=10,
-    num_threads=4,
-    ranks=None,
-    failures=None,
-    name="scheduler 1",
-):
-    process = ProcessSample("scheduler", anonymous_kb, anonymous_kb + shared_kb, num_fds, num_threads)
+def sample(minute, own_kb=1000, *, shared_kb=500, num_fds=10, num_threads=4, ranks=None, failures=None, name=NAME):
+    process = ProcessSample("scheduler", own_kb, own_kb + shared_kb, num_fds, num_threads)
     ranks = {"0": RANK} if ranks is None else ranks
     return Sample(minute * 60.0, minute * 100, {name: process}, ranks, failures or {}, 0)
 
