@@ -18,7 +18,7 @@ ByRanks = Mapping[str, Rows]
 
 def part_of(kept: Any, path: str) -> Any:
     """A part of a kept run; of a list, the entry with these values."""
-    for step in path.split("/"):
+    for step in filter(None, path.split("/")):
         if isinstance(kept, list):
             wanted = dict(pair.split("=") for pair in step.split(","))
             (kept,) = (one for one in kept if all(str(one[name]) == value for name, value in wanted.items()))
@@ -170,6 +170,25 @@ def found_at(per_s: str) -> Callable[[Rows], str]:
     def words(repetitions: Rows) -> str:
         played = rates_page.played_at({"systems": {"": repetitions}}, "", per_s)
         return percent_of(median([rate["cached_share"] for rate in played]))
+
+    return words
+
+
+def cold_row(arm: str) -> Callable[[Mapping[str, Any]], str]:
+    """How one way to serve cold prompts beside warm ones went."""
+
+    def words(kept: Mapping[str, Any]) -> str:
+        (run,) = (one for one in kept["runs"] if one["arm"] == arm)
+        cold_s, warm_s, verdict_of_arm = run["cold_ttft_s"], run["warm_ttft_s"], kept["verdicts"][arm]
+        cells = (
+            f"{cold_s['p50']:.2f}, {cold_s['p99']:.1f} s",
+            f"{verdict_of_arm['cold_p99_to_round_robin']:.2f}",
+            f"{warm_s['p50']:.2f}, {warm_s['p99']:.1f} s",
+            f"{verdict_of_arm['warm_p50_to_plain']:.2f}",
+            percent(run["cold_share_of_ttft"]),
+            percent_of(run["cached_share"]),
+        )
+        return f"| {' | '.join(cells)} |"
 
     return words
 

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGE, README, DEPLOYMENT = DOCS / "benchmarks.md", ROOT / "README.md", DOCS / "deployment.md"
 SERVING, ALTERNATIVES = DOCS / "benchmarks" / "serving.md", DOCS / "benchmarks" / "alternatives.md"
+PLACEMENT = DOCS / "benchmarks" / "placement.md"
 RATES = DOCS / "benchmarks" / "rates.md"
 CAPACITY = DOCS / "design" / "0014-one-capacity.md"
 
@@ -88,6 +89,10 @@ def in_ray_serve(side: str) -> Line:
 
 def at_three(system: str) -> Figure:
     return Figure("rates", f"systems/{system}", said.found_at("3"))
+
+
+def beside_warm_ones(title: str, arm: str) -> Line:
+    return line(PLACEMENT, f"| {title} | ", Figure("cold_prompts", "", said.cold_row(arm)))
 
 
 FIRST, SECOND = (f"ttft_ratios/on_to_off_{run}_run" for run in ("first", "second"))
@@ -239,6 +244,17 @@ LINES = [
         *(Figure("rates", "systems", said.mean_ttft_to_router("banyan", rate)) for rate in ("1.5", "3")),
     ),
     line(RATES, "and a rank of Banyan's takes it", *(at_three(system) for system in ("router", "banyan"))),
+    *(
+        beside_warm_ones(title, arm)
+        for title, arm in (
+            ("ranks of stock's, round robin", "round robin"),
+            ("ranks of stock's, `lpm`", "lpm"),
+            ("ranks that share", "banyan"),
+            ("ranks that share, `lpm`", "banyan, lpm"),
+            ("servers behind `banyan route`", "router"),
+            ("servers behind `banyan route`, `lpm`", "router, lpm"),
+        )
+    ),
     line(
         PAGE,
         "told to keep, to bring",
