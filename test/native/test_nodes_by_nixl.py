@@ -248,7 +248,7 @@ def test_arena_when_another_node_writes_to_it_then_it_stays_and_only_the_process
     lender = node()
     lender.keep(range(NUM_PAGES), range(NUM_PAGES))
     lent = LentByNixl(PLUGIN)
-    lent.lend(lender.exported())
+    lent.lend(lender.exported().memories)
     until(lambda: lent.is_ready, timeout_s=60)
     before, first = bytes(memoryview(lender.memory)), own_process(os.getpid())
     process = lent._kept.get()

@@ -13,10 +13,11 @@ States: lending nothing <-> lending an export (one namespace). Any thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 
+from banyan import _native
 from banyan.features.nodes.exported_arena import ExportedArena
 from banyan.features.nodes.limits import Allowance
 from banyan.features.nodes.nixl_pulls import LentByNixl
@@ -60,7 +61,7 @@ class Lending:
         with self._lock:
             self._exported = exported
         if self.by_nixl is not None:
-            self.by_nixl.lend(exported)
+            self.by_nixl.lend(self._memories)
 
     def withdraw(self) -> None:
         """Lend nothing any more; what was lent is called in."""
@@ -70,6 +71,10 @@ class Lending:
             self._lock.wait_for(lambda: not self._num_borrowing)
         if self.by_nixl is not None:
             self.by_nixl.withdraw()
+
+    def _memories(self) -> Sequence[_native.PeerMemory]:
+        with self._lock:
+            return [] if self._exported is None else self._exported.memories()
 
     def lends(self, namespace: bytes) -> bool:
         """Whether pages of that namespace are lent now."""
@@ -85,8 +90,10 @@ class Lending:
             return self._probe(message, port)
         with self._lock:
             exported = self._exported_to(message)
-            num_pages = 0 if exported is None else exported.num_pages(unpack_keys(message.keys))
-        if exported is None:
+            num_pages = None if exported is None else exported.num_pages(unpack_keys(message.keys))
+            # Not held beyond the lock, behind which `withdraw` takes it for gone.
+            del exported
+        if num_pages is None:
             self.num_refused += 1
             return Refused(message.number, OTHER_WEIGHTS)
         return Answer(message.number, min(num_pages, self.remote_leases.num_to_lend))

@@ -23,7 +23,7 @@ from typing import Protocol
 
 from banyan import _native
 from banyan.core import Address
-from banyan.features.nodes.exported_arena import ExportedArena, LeasedFrames
+from banyan.features.nodes.exported_arena import LeasedFrames
 from banyan.features.nodes.tcp import SLOW_S, STALL_S, Pace
 from banyan.features.nodes.wire import PLACE_BYTES, Foreign, ReadableLease
 from banyan.transport.nixl.process import Declined, Kept, NixlProcess
@@ -31,6 +31,10 @@ from banyan.transport.nixl.process import Declined, Kept, NixlProcess
 logger = logging.getLogger("banyan")
 
 MAX_PLACE = 1 << 63
+
+Memories = Callable[[], Sequence[_native.PeerMemory]]
+"""The parts of the arena that are lent from now. A process may take longer to start than they are: who starts it holds
+their memory at most, and no claim on a reader bit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +54,9 @@ class LentByNixl:
         """Remote leases that could be read so."""
         self._kept: Kept | None = None
 
-    def lend(self, exported: ExportedArena) -> None:
+    def lend(self, memories: Memories) -> None:
         self.withdraw()
-        self._kept = Kept(partial(self._start, exported), what="lending by NIXL")
+        self._kept = Kept(partial(self._start, memories), what="lending by NIXL")
 
     def withdraw(self) -> None:
         """When this returns nobody reads any more."""
@@ -82,10 +86,10 @@ class LentByNixl:
         self.num_lent += 1
         return Readable(process.metadata, places.tobytes())
 
-    def _start(self, exported: ExportedArena) -> NixlProcess:
+    def _start(self, memories: Memories) -> NixlProcess:
         process = NixlProcess(self.backend, "lend")
         try:
-            _map(process, exported, is_writable=False)
+            _map(process, memories, is_writable=False)
         except Declined as error:
             # Cards register memory as what may be written.
             logger.warning(
@@ -94,13 +98,13 @@ class LentByNixl:
                 error,
             )
             process = NixlProcess(self.backend, "lend")
-            _map(process, exported, is_writable=True)
+            _map(process, memories, is_writable=True)
         return process
 
 
-def _map(process: NixlProcess, exported: ExportedArena, *, is_writable: bool) -> None:
+def _map(process: NixlProcess, memories: Memories, *, is_writable: bool) -> None:
     with process.killed_on_error():
-        for memory in exported.memories():
+        for memory in memories():
             process.map(memory.path, memory.identity, memory.num_bytes, is_writable=is_writable)
 
 

@@ -2,12 +2,14 @@
 """One rank's side of the page server: it listens where it was told to, over several namespaces, and nowhere else."""
 
 import socket
+import threading
 
 import pytest
 from test.unit.features.nodes.rig import BLOCK, KEYS, LAYOUT, Node, free_address, until
 
 from banyan.config import Config
 from banyan.core import Address
+from banyan.features.nodes import nixl_pulls
 from banyan.features.nodes.borrower import Borrower
 from banyan.features.nodes.rank import node_access
 from banyan.features.nodes.rank.node_access import NodeAccess
@@ -95,7 +97,7 @@ class NoProcess:
         self.backend = backend
         self.is_closed = False
 
-    def lend(self, exported):
+    def lend(self, memories):
         self.is_closed = False
 
     def withdraw(self):
@@ -126,3 +128,26 @@ def test_rank_when_nixl_carries_then_each_node_has_its_reader_and_the_state_says
     rank.call_in()
     rank.close()
     assert all(one.is_closed for one in made)
+
+
+def test_rank_when_the_weights_change_while_a_nixl_process_starts_then_it_takes_its_reader_bit_again(
+    secret, monkeypatch
+):
+    """An import of NIXL takes a second, a card's registration several: one update of weights comes before."""
+    has_begun, may_go_on = threading.Event(), threading.Event()
+
+    def starts(backend, role):
+        has_begun.set()
+        may_go_on.wait(10)
+        raise OSError("it comes to nothing")
+
+    monkeypatch.setattr(nixl_pulls, "NixlProcess", starts)
+    node = Node()
+    rank = access(node, secret, listen=str(free_address()), carrier="nixl")
+    rank.join(OLD, node.memory)
+    assert has_begun.wait(10)
+    rank.call_in()
+    rank.leave()
+    rank.join(NEW, node.memory)
+    may_go_on.set()
+    rank.close()

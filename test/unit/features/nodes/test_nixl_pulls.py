@@ -268,7 +268,7 @@ def test_arena_when_a_card_takes_none_for_reading_alone_then_it_may_be_written_a
     monkeypatch.setattr(nixl_pulls, "NixlProcess", FakeProcess)
     memory = SimpleNamespace(path="/proc/1/fd/2", identity=(1, 2), num_bytes=4096)
     with caplog.at_level(logging.WARNING, logger="banyan"):
-        process = LentByNixl("UCX")._start(SimpleNamespace(memories=lambda: [memory]))
+        process = LentByNixl("UCX")._start(lambda: [memory])
     first, second = FakeProcess.made
     assert first.is_dead and process is second and second.mapped == [("/proc/1/fd/2", (1, 2), 4096)]
     assert "NIXL_ERR_BACKEND" in caplog.text and "can write" in caplog.text
