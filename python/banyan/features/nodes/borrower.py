@@ -10,7 +10,8 @@ Invariants
      no node listens.
   3. No more than `MAX_PULLS` of one node move bytes at once, none more than the caller has frames for. Nobody waits for
      one node because of another.
-  4. A node that was lost is not waited for again by pulls that it had lent for before.
+  4. A node that was lost is not waited for again by pulls that it had lent for before, and one whose pulls fail again
+     and again by nobody for a while (``Carriers.rests``).
 
 A pull: wanted -> lent -> carried -> given back; or refused, or unanswered. Closed with ``close``.
 """
@@ -109,7 +110,7 @@ class Borrower:
         self._block = block
         self.carriers = Carriers(nodes, carrier, by_nixl, clock)
         self._clock = clock
-        self._asking = Questions(len(nodes), clock)
+        self._asking = Questions(len(nodes), clock, self.carriers.rests)
         self._waits = Waits(clock)
         self._unwilling: set[int] = set()
         self._numbers = itertools.count(1)

@@ -5,8 +5,9 @@ Invariants
   1. Every question that was begun is over once: when all who were asked have answered, or after `PATIENCE_S`.
   2. A node that did not answer in time is silent: it is asked nothing but whether it is there, ever more seldom, until
      it says so in time. So a dead node, or one that is always late, costs one wait, not one for each request.
+  3. A node that ``rests`` is asked nothing either, and no probe ends that: what it promises in time does not come.
 
-A node: silent <-> listening. One thread.
+A node: silent <-> listening, and resting or not. One thread.
 """
 
 from __future__ import annotations
@@ -50,15 +51,18 @@ class _Question:
 class Questions:
     """All questions of one rank to its ``num_nodes`` nodes."""
 
-    def __init__(self, num_nodes: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, num_nodes: int, clock: Callable[[], float], rests: Callable[[int], bool] = lambda node: False
+    ) -> None:
         self._clock = clock
+        self._rests = rests
         self._nodes = [_Node() for _ in range(num_nodes)]
         self._questions: dict[int, _Question] = {}
         self._num_probes = 0
 
     @property
     def listening(self) -> list[int]:
-        return [number for number, node in enumerate(self._nodes) if not node.is_silent]
+        return [number for number, node in enumerate(self._nodes) if not node.is_silent and not self._rests(number)]
 
     def begin(self, number: int, among: Collection[int]) -> list[int]:
         """Whom of ``among`` to ask; nobody: the question is not begun."""

@@ -14,7 +14,7 @@ import pytest
 
 from banyan.core import Address
 from banyan.features.nodes import nixl_pulls
-from banyan.features.nodes.carriers import PAUSE_S, Carriers
+from banyan.features.nodes.carriers import MOST_DOUBLINGS, NUM_FAILED, PAUSE_S, Carriers
 from banyan.features.nodes.exported_arena import LeasedPart
 from banyan.features.nodes.nixl_pulls import LentByNixl, NixlCarrier
 from banyan.features.nodes.pull import Ended
@@ -199,6 +199,40 @@ def test_carriers_when_nixl_brings_nothing_from_a_node_then_its_pages_come_over_
     now_s += PAUSE_S
     assert pull(0, Ended.WHOLE) == "by nixl" and pull(0, Ended.LOST) == "by nixl"
     assert [str(NODES[0]) in line and "--banyan-carrier tcp" in line for line in caplog.messages] == [True, True]
+
+
+def test_carriers_when_tcp_does_not_bring_a_nodes_pages_either_then_it_rests_and_longer_each_time(caplog) -> None:
+    tcp, now_s = TcpCarrier(), 0.0
+    carriers = Carriers(NODES, tcp, clock=lambda: now_s)
+    for ended in (Ended.LOST, Ended.LOST, Ended.GIVEN_UP, Ended.WHOLE, Ended.LOST, Ended.DAMAGED):
+        carriers.ended(0, tcp, ended)
+        assert not carriers.rests(0)
+    for _ in range(2):
+        carriers.ended(0, tcp, Ended.LOST)
+        assert carriers.rests(0) and not carriers.rests(1)
+    now_s += PAUSE_S
+    assert not carriers.rests(0), "what was under way does not count"
+    for doublings in (*range(1, MOST_DOUBLINGS + 1), MOST_DOUBLINGS):
+        carriers.ended(0, tcp, Ended.LOST)
+        now_s += (PAUSE_S << doublings) - 1
+        assert carriers.rests(0)
+        now_s += 1
+        assert not carriers.rests(0)
+    carriers.ended(0, tcp, Ended.WHOLE)
+    carriers.ended(0, tcp, Ended.LOST)
+    assert not carriers.rests(0)
+    assert all(str(NODES[0]) in line and "port" in line for line in caplog.messages)
+
+
+def test_carriers_when_nixl_brings_nothing_from_a_node_then_it_does_not_rest_before_tcp_was_tried() -> None:
+    tcp = TcpCarrier()
+    carriers = Carriers(NODES, tcp, [Reader(True), Reader(True)])
+    for num_failed in range(2 * NUM_FAILED):
+        assert not carriers.rests(0)
+        carrier = carriers.of(0, lease())
+        assert (carrier is tcp) == (num_failed >= NUM_FAILED)
+        carriers.ended(0, carrier, Ended.LOST)
+    assert carriers.rests(0)
 
 
 class Kept:

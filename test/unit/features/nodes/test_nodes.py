@@ -450,6 +450,20 @@ def test_pages_when_nixl_brings_none_of_a_node_then_they_come_over_tcp(nodes) ->
     assert is_lost == [True] * NUM_FAILED + [False]
 
 
+def test_node_when_it_answers_and_its_bytes_do_not_come_then_no_probe_brings_it_back(nodes) -> None:
+    one, two = nodes
+    one.keep([1], LENT[:1])
+    connect(one, two, carrier=Mute())
+    found = NodeFound(str(one.page_server.address), 0, keys(1))
+    for number in range(1, NUM_FAILED + 1):
+        until(lambda: two.borrower.num_listening == 1)
+        read = two.borrower.read(found, 1, two.memory, array("q", [0]))
+        until(lambda read=read, number=number: read.has_ended and two.borrower.num_lost == number)
+    until(lambda: not two.borrower._asking._nodes[0].is_silent)
+    two.remote.ask(Wanted("r", keys(1), 0, whole))
+    assert two.borrower.num_listening == 0 and not two.remote.is_awaited("r")
+
+
 class Standing:
     """A carrier whose source says nothing, until the test lets it go or nobody wants it."""
 

@@ -107,6 +107,17 @@ def test_silent_node_when_somebody_is_reached_there_then_it_is_probed_at_once():
     assert [node for node, _ in asking.to_probe()] == [0]
 
 
+def test_node_when_it_rests_then_it_is_not_asked_and_no_answer_ends_that():
+    resting = {0}
+    asking = Questions(2, Clock(), resting.__contains__)
+    ((_, probe), _) = asking.to_probe()
+    asking.answered(probe, 0, 0)
+    asking.heard(1)
+    assert asking.listening == [1] and asking.begin(1, ALL) == [1]
+    resting.clear()
+    assert asking.begin(2, ALL) == [0, 1]
+
+
 def test_allowance_when_more_is_taken_than_it_grows_then_it_is_refused():
     clock = Clock()
     allowance = Allowance(per_s=2, burst=3, clock=clock)
