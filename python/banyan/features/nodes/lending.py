@@ -7,7 +7,7 @@ Invariants
   3. After ``withdraw`` nothing of the export is held here. It waits for the checksums of one layer at most.
   4. Only ``borrow`` takes long, for its checksums, and nobody waits for it but who borrows.
 
-States: lending nothing <-> lending an export (one namespace). Any thread.
+States: lending nothing <-> lending an export (one namespace) -> ended. Any thread.
 """
 
 from __future__ import annotations
@@ -55,10 +55,13 @@ class Lending:
         self._num_borrowing = 0
         self._probes = Allowance(per_s=PROBES_PER_S, burst=MOST_PROBES_AT_ONCE, clock=clock)
         self._exported: ExportedArena | None = None
+        self._has_ended = False
 
     def lend(self, exported: ExportedArena) -> None:
         """From now on lend from ``exported``."""
         with self._lock:
+            if self._has_ended:
+                return
             self._exported = exported
         if self.by_nixl is not None:
             self.by_nixl.lend(self._memories)
@@ -71,6 +74,11 @@ class Lending:
             self._lock.wait_for(lambda: not self._num_borrowing)
         if self.by_nixl is not None:
             self.by_nixl.withdraw()
+
+    def end(self) -> None:
+        """A thread that lends has ended by a fault: lend nothing any more, after the next change of weights neither."""
+        self._has_ended = True
+        self.withdraw()
 
     def _memories(self) -> Sequence[_native.PeerMemory]:
         with self._lock:

@@ -102,7 +102,7 @@ class PageServer:
             num_layers=num_layers,
             dscp=dscp,
             in_flight_bytes=in_flight_bytes,
-            ended=self.lending.withdraw,
+            ended=self.lending.end,
         )
         try:
             self._listen(keys)
@@ -211,7 +211,7 @@ class PageServer:
         """A thread has ended by a fault: nothing is lent, and nobody waits for a remote prefetch."""
         if self._remote_prefetches is not None:
             self._remote_prefetches.end()
-        self.lending.withdraw()
+        self.lending.end()
 
     def _listen_on(self) -> None:
         poller = zmq.Poller()

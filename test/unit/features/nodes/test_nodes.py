@@ -10,6 +10,7 @@ import threading
 import time
 from array import array
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -198,6 +199,19 @@ def test_lending_when_a_thread_that_sums_ends_by_a_fault_then_nothing_is_lent_an
     read = two.borrower.read(found, 2, two.memory, array("q", [0, two.block.frame_bytes]))
     until(lambda: read.has_ended and not one.page_server.lending.lends(NAMESPACE))
     assert one.page_server.lending.remote_leases.has_room(100)
+    one.page_server.lending.lend(SimpleNamespace(namespace=NAMESPACE))
+    assert not one.page_server.lending.lends(NAMESPACE), "an update of weights lends from it again"
+
+
+def test_lending_when_the_thread_that_awaits_readers_ends_by_a_fault_then_an_update_of_weights_lends_nothing(
+    nodes, monkeypatch
+) -> None:
+    one, _ = nodes
+    one.lend()
+    monkeypatch.setattr(one.page_server._source._callers, "_give_up", lambda: 1 // 0)
+    until(lambda: not one.page_server.lending.lends(NAMESPACE))
+    one.page_server.lending.lend(SimpleNamespace(namespace=NAMESPACE))
+    assert not one.page_server.lending.lends(NAMESPACE)
 
 
 def test_node_when_it_has_a_name_then_bytes_come_from_where_the_answer_came_from(nodes, monkeypatch) -> None:
