@@ -151,10 +151,13 @@ class PageServer:
         """How many pages it reads for others at once; 0: it does not."""
         return 0 if self._remote_prefetches is None else self._remote_prefetches.max_pages
 
-    def take_remote_prefetches(self) -> RemotePrefetches:
-        """From now on take remote prefetches; whoever calls carries them out."""
+    def take_remote_prefetches(self, *, max_pages: int) -> RemotePrefetches:
+        """From now on take remote prefetches, of ``max_pages`` together; whoever calls carries them out."""
         self._remote_prefetches = RemotePrefetches(
-            remote_leases=self.lending.remote_leases, clock=self._clock, wake=lambda: os.eventfd_write(self._wake, 1)
+            max_pages=max_pages,
+            remote_leases=self.lending.remote_leases,
+            clock=self._clock,
+            wake=lambda: os.eventfd_write(self._wake, 1),
         )
         return self._remote_prefetches
 

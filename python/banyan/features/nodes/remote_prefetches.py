@@ -5,9 +5,10 @@ The page server's thread takes remote prefetches in and answers them; the rank's
 carries them out.
 
 Invariants
-  1. No more than `MAX_REMOTE_PREFETCHES` are taken in, and none that is larger than all that may be lent.
-  2. What is being brought, and what has been brought and is about to be borrowed, has its room among the remote leases.
-     What has none waits in line, in the order in which it came. The rank is told when what it has brought may go.
+  1. No more than `MAX_REMOTE_PREFETCHES` are taken in, and none of more than ``max_pages``.
+  2. What is being brought, and what has been brought and is about to be borrowed, is no more than ``max_pages``, and
+     has its room among the remote leases. What has none waits in line, in the order in which it came. The rank is told
+     when what it has brought may go.
   3. Every remote prefetch that was taken in is answered once; until then its sender is told every `SAY_S` that it is
      under way.
 
@@ -58,7 +59,12 @@ class RemotePrefetches:
     """One page server's. ``remote_leases`` is what they have room in; ``wake`` makes the page server's thread ask
     `to_say`. Any thread."""
 
-    def __init__(self, *, remote_leases: RemoteLeases, clock: Callable[[], float], wake: Callable[[], None]) -> None:
+    def __init__(
+        self, *, max_pages: int, remote_leases: RemoteLeases, clock: Callable[[], float], wake: Callable[[], None]
+    ) -> None:
+        """``max_pages``: of one, and of all that have room; more than one rank's part of the arena may be lent."""
+        self.max_pages = max_pages
+        self._num_held = 0
         self._remote_leases = remote_leases
         self._clock = clock
         self._wake = wake
@@ -69,11 +75,6 @@ class RemotePrefetches:
         self._over: list[tuple[RemotePrefetch, int]] = []
         self._brought: dict[tuple[bytes, str], KeptPages] = {}
         self._let_go: list[RemotePrefetch] = []
-
-    @property
-    def max_pages(self) -> int:
-        """Of one remote prefetch."""
-        return self._remote_leases.max_pages
 
     # ---- the page server's threads ----------------------------------------------------------------------------
 
@@ -101,7 +102,7 @@ class RemotePrefetches:
                     said.append((remote_prefetch.sender, Reading(remote_prefetch.number)))
                     self._said_s[remote_prefetch] = now_s
             for place in [place for place, brought in self._brought.items() if brought.until_s <= now_s]:
-                self._remote_leases.unreserve(self._end_keeping(place))
+                self._unreserve(self._end_keeping(place))
         return said
 
     def take_brought(self, sender: bytes, first_key: str) -> KeptPages | None:
@@ -119,7 +120,7 @@ class RemotePrefetches:
         """It has been borrowed, or could not."""
         with self._lock:
             self._let_go.append(brought.remote_prefetch)
-            self._remote_leases.unreserve(brought.num_pages)
+            self._unreserve(brought.num_pages)
 
     # ---- the rank's thread -------------------------------------------------------------------------------------
 
@@ -133,7 +134,7 @@ class RemotePrefetches:
                 since_s, remote_prefetch = self._in_line[0]
                 if since_s <= late_s:
                     self._is_over(remote_prefetch, 0)
-                elif self._remote_leases.reserve(len(remote_prefetch.keys)):
+                elif self._reserve(len(remote_prefetch.keys)):
                     self._begun.add(remote_prefetch)
                     taken.append(remote_prefetch)
                 else:
@@ -160,7 +161,18 @@ class RemotePrefetches:
             place = (remote_prefetch.sender, remote_prefetch.keys[0])
             num_free += self._end_keeping(place)
             self._brought[place] = KeptPages(remote_prefetch, num_pages, self._clock() + BORROW_S)
-        self._remote_leases.unreserve(num_free)
+        self._unreserve(num_free)
+
+    def _reserve(self, num_pages: int) -> bool:
+        """Take room, where there is so much."""
+        if self._num_held + num_pages > self.max_pages or not self._remote_leases.reserve(num_pages):
+            return False
+        self._num_held += num_pages
+        return True
+
+    def _unreserve(self, num_pages: int) -> None:
+        self._num_held -= num_pages
+        self._remote_leases.unreserve(num_pages)
 
     def _end_keeping(self, place: tuple[bytes, str]) -> int:
         """How many pages are not kept for a borrower any more."""
@@ -185,5 +197,5 @@ class RemotePrefetches:
             for remote_prefetch in list(self._said_s):
                 self._is_over(remote_prefetch, 0)
             for place in list(self._brought):
-                self._remote_leases.unreserve(self._end_keeping(place))
+                self._unreserve(self._end_keeping(place))
         self._wake()

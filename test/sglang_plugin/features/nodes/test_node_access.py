@@ -88,6 +88,18 @@ def test_rank_when_the_address_is_taken_or_the_secret_is_open_then_refused(secre
     assert "chmod 600" in capsys.readouterr().err
 
 
+def test_rank_when_it_reads_for_other_nodes_then_a_quarter_of_its_own_part_of_the_arena_at_most(secret):
+    node = Node()
+    rank = access(node, secret, listen=str(free_address()), store=("a store",))
+    rank.join(OLD, node.memory)
+    num_own = BLOCK.num_frames(node.memory.num_bytes)
+    assert LAYOUT.num_ranks > 1 and num_own // 4 > 1
+    assert rank.remote_prefetches.max_pages == num_own // 4
+    assert rank.state()["page_server"]["most_read_tokens"] == num_own // 4 * node.rank_table.page_tokens
+    rank.call_in()
+    rank.close()
+
+
 class NoProcess:
     """What lends or reads by NIXL, and is never up."""
 

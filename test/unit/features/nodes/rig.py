@@ -213,7 +213,7 @@ class StoreNode(Node):
 
     def take_remote_prefetches(self) -> None:
         self.remote_prefetches = RemotePrefetchTier(
-            self.page_server.take_remote_prefetches(),
+            self.page_server.take_remote_prefetches(max_pages=self.page_server.lending.remote_leases.max_pages),
             prefetch=self.prefetch,
             residency=self.residency,
             counters=self.counters,

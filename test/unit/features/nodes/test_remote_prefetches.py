@@ -250,11 +250,11 @@ def test_pages_when_others_want_every_frame_before_they_are_borrowed_then_they_s
 class Line:
     """Remote prefetches in a room of a few pages, without a page server; ``now_s`` is the time."""
 
-    def __init__(self, *, max_pages: int = 5) -> None:
+    def __init__(self, *, max_pages: int = 5, max_lent: int | None = None) -> None:
         self.now_s = 0.0
-        self.remote_leases = RemoteLeases(max_pages=max_pages, clock=lambda: self.now_s)
+        self.remote_leases = RemoteLeases(max_pages=max_lent or max_pages, clock=lambda: self.now_s)
         self.remote_prefetches = RemotePrefetches(
-            remote_leases=self.remote_leases, clock=lambda: self.now_s, wake=lambda: None
+            max_pages=max_pages, remote_leases=self.remote_leases, clock=lambda: self.now_s, wake=lambda: None
         )
 
     def remote_prefetch(self, number: int, *pages: int) -> RemotePrefetch:
@@ -384,6 +384,24 @@ def test_remote_prefetch_when_it_is_larger_than_all_that_may_be_lent_or_too_many
     for number in range(MAX_REMOTE_PREFETCHES):
         line.remote_prefetch(number, 1)
     assert not line.remote_prefetches.ask(RemotePrefetch(b"p", 99, keys(2)))
+
+
+def test_remote_prefetches_when_more_may_be_lent_than_one_part_of_the_arena_has_then_they_do_not_fill_that():
+    line = Line(max_pages=5, max_lent=20)
+    assert not line.remote_prefetches.ask(RemotePrefetch(b"p", 9, keys(*range(6))))
+    first, second, third = (line.remote_prefetch(number, *range(3 * number, 3 * number + 3)) for number in range(3))
+    assert line.remote_prefetches.take() == [first]
+    line.remote_prefetches.over(first, 3)
+    assert line.remote_prefetches.take() == [], "what is brought counts until it is borrowed"
+    line.remote_prefetches.borrowed(line.remote_prefetches.take_brought(b"p", keys(0)[0]))
+    assert line.remote_prefetches.take() == [second]
+    line.remote_prefetches.over(second, 2)
+    assert line.remote_prefetches.take() == [third], "and no more than was brought"
+    line.remote_prefetches.over(third, 3)
+    line.now_s += BORROW_S
+    assert line.answers() == {0: 3, 1: 2, 2: 3} and line.remote_leases.has_room(20)
+    assert line.remote_prefetches.take() == [] and line.remote_prefetches.ask(RemotePrefetch(b"p", 10, keys(*range(5))))
+    assert len(line.remote_prefetches.take()) == 1
 
 
 @pytest.mark.parametrize("node", ["127.0.0.1:1", "garbage", ""])

@@ -41,7 +41,8 @@ from banyan.transport.sealed.secret import Keys
 logger = logging.getLogger("banyan")
 
 MAX_LENT_SHARE = 4
-"""What is lent stays: a quarter of the frames of the arena at most."""
+"""What is lent stays: a quarter of the frames of the arena at most. So does what is read for other nodes: a quarter of
+those of the part that it comes into."""
 
 
 class NodeAccess(SourceAccess):
@@ -136,7 +137,8 @@ class NodeAccess(SourceAccess):
         plugin = self._config.nixl_plugin
         if self._page_server is None:
             address = Address.parse(self._config.listen).of_shard(self._member_slots.shard)
-            num_frames = len(self._member_slots.arenas) * self._block.num_frames(memory.num_bytes)
+            num_own = self._block.num_frames(memory.num_bytes)
+            num_frames = len(self._member_slots.arenas) * num_own
             try:
                 self._page_server = PageServer(
                     address,
@@ -153,7 +155,9 @@ class NodeAccess(SourceAccess):
                 "banyan: the page server for other nodes is at %s, and lends by %s", address, _carrier_in_words(plugin)
             )
             if self._config.store:
-                self.remote_prefetches = self._page_server.take_remote_prefetches()
+                self.remote_prefetches = self._page_server.take_remote_prefetches(
+                    max_pages=max(1, num_own // MAX_LENT_SHARE)
+                )
         reader_bit = self._member_slots.layout.num_slots(has_arena=True) + self._member_slots.shard
         table, frame_bytes = self._block.table(), self._block.frame_bytes
         view = _native.Peers(self._rank_table, None, reader_bit, namespace, table, memory, frame_bytes)
