@@ -6,9 +6,11 @@ States: open -> closed. One thread sends, waits and closes; any thread may ``wak
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from socket import AF_INET, getaddrinfo
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -116,6 +118,18 @@ def _heard(node: int, socket: zmq.Socket[bytes]) -> NodeMessage:
     return NodeMessage(node, frame.bytes, str(frame.get("Peer-Address")))
 
 
+@functools.cache
+def _is_of_ipv6(host: str) -> bool:
+    """Whether no address of IPv4 is known. ZeroMQ, told to look for those of IPv6, finds one of IPv4 only where there
+    are no others: of a name that has both it would not find who listens at IPv4 alone. Looked up once, at the start: a
+    name server may not answer."""
+    try:
+        getaddrinfo(host, None, AF_INET)
+    except OSError:
+        return True
+    return False
+
+
 def _connect(context: zmq.Context[zmq.Socket[bytes]], node: Address, keys: Keys) -> zmq.Socket[bytes]:
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.CURVE_SERVERKEY, keys.page_server.public)
@@ -131,6 +145,6 @@ def _connect(context: zmq.Context[zmq.Socket[bytes]], node: Address, keys: Keys)
     # Questions to a node that is not there are not kept for it.
     socket.setsockopt(zmq.IMMEDIATE, 1)
     socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.IPV6, ":" in node.host)
+    socket.setsockopt(zmq.IPV6, _is_of_ipv6(node.host))
     socket.connect(node.endpoint)
     return socket

@@ -46,6 +46,19 @@ def test_connections_when_nobody_takes_what_nodes_send_then_few_messages_of_each
     assert {socket.getsockopt(zmq.RCVHWM) for socket in connections._sockets} == {node_connections.MOST_QUEUED}
 
 
+def test_name_when_it_has_addresses_of_ipv6_alone_then_those_are_tried_and_else_those_of_ipv4(monkeypatch):
+    def look_up(host, port, family):
+        assert family == socket.AF_INET
+        if host == "six.test":
+            raise socket.gaierror(socket.EAI_NONAME, "no address of that family")
+
+    monkeypatch.setattr(node_connections, "getaddrinfo", look_up)
+    made = NodeConnections([Address("six.test", 1), Address("both.test", 1)], KEYS, connected=lambda node: None)
+    assert [socket.getsockopt(zmq.IPV6) for socket in made._sockets] == [1, 0]
+    made.hang_up()
+    made.close()
+
+
 class Mute(threading.Thread):
     """A path to ``target`` that one day carries nothing more, and tells nobody. As a firewall that forgets a flow."""
 

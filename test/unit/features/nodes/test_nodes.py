@@ -21,7 +21,7 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from banyan.arena.page_source import Wanted
 from banyan.core import Address, Run, SourceKind
-from banyan.features.nodes import borrower, page_server
+from banyan.features.nodes import borrower, node_connections, page_server
 from banyan.features.nodes.carriers import NUM_FAILED
 from banyan.features.nodes.exported_arena import LeasedFrames
 from banyan.features.nodes.nixl_pulls import Readable
@@ -230,6 +230,19 @@ def test_node_when_it_has_a_name_then_bytes_come_from_where_the_answer_came_from
 def _no_name(host: str) -> str:
     assert host != "localhost", "a name server may not answer"
     return host
+
+
+def test_node_when_it_is_not_known_to_have_an_address_of_ipv4_then_its_bytes_come_from_there_all_the_same(
+    nodes, monkeypatch
+) -> None:
+    """As a name that nobody knew at the start."""
+    one, two = nodes
+    one.keep([1], LENT[:1])
+    monkeypatch.setattr(node_connections, "_is_of_ipv6", lambda host: True)
+    connect(one, two)
+    two.remote.ask(Wanted("r", keys(1), 0, whole))
+    two.wait_answered("r")
+    until(lambda: two.poll() or two.residency.num_resident == 1)
 
 
 def test_message_when_it_is_larger_than_any_question_then_its_connection_ends_and_is_made_again(
