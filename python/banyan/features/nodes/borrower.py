@@ -416,7 +416,7 @@ class Borrower:
                 with self._lock:
                     self._num_losses[node] += 1
         finally:
-            # After a fault, too: the node would keep the pages for half a minute.
+            # After a fault, too: the node would keep the pages for a term.
             self._tell(partial(self._carried, node, remote_lease, ended))
 
     def _is_wanted_since(self, num_given_up: int) -> bool:

@@ -24,7 +24,10 @@ from typing import Protocol
 
 from banyan.features.nodes.wire import TOKEN_BYTES
 
-TERM_S = 30.0
+TERM_S = 40.0
+"""Longer than a pull waits for its turn and then takes (``borrower.TURN_S``, ``tcp.MOST_S``): of one by NIXL nothing is
+seen here until it is over."""
+
 MAX_REMOTE_LEASES = 32
 
 

@@ -13,6 +13,7 @@ from banyan.features.nodes.lending import Lending
 from banyan.features.nodes.page_server import PageServer
 from banyan.features.nodes.path import try_path
 from banyan.features.nodes.path_probe import MOST_PROBES_AT_ONCE, ProbeBytes
+from banyan.features.nodes.remote_leases import TERM_S
 from banyan.features.nodes.wire import (
     MAX_PROBE_BYTES,
     Foreign,
@@ -102,7 +103,7 @@ def test_probes_when_there_are_too_many_then_refused_and_what_was_lent_runs_out(
     answers = [lending.answer(Probe(number, 1 << 20), port=7) for number in range(MOST_PROBES_AT_ONCE + 5)]
     assert [type(answer) for answer in answers] == [RemoteLease] * MOST_PROBES_AT_ONCE + [Refused] * 5
     assert lending.remote_leases.has_room(1), "they take no page's room"
-    now_s = 31.0
+    now_s = TERM_S
     assert lending.remote_leases.expire() == MOST_PROBES_AT_ONCE
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
+from banyan.features.nodes.borrower import TURN_S
 from banyan.features.nodes.remote_leases import MAX_REMOTE_LEASES, TERM_S, RemoteLeases
+from banyan.features.nodes.tcp import MOST_S
 
 
 class FakeLease:
@@ -31,6 +33,15 @@ def test_remote_lease_when_it_is_not_read_for_a_term_then_it_runs_out_and_its_le
     remote_leases.give_back(token)
     remote_leases.call_in()
     assert (lease.num_released, remote_leases.num_pages, remote_leases.num_remote_leases) == (1, 0, 0)
+
+
+def test_remote_lease_when_a_pull_by_nixl_has_waited_for_its_turn_and_is_slow_then_it_lasts_as_long():
+    clock = Clock()
+    remote_leases, lease = RemoteLeases(max_pages=10, clock=clock), FakeLease()
+    remote_leases.lend(lease, None)
+    clock.now_s = TURN_S + MOST_S
+    remote_leases.expire()
+    assert lease.num_released == 0 and clock.now_s < TERM_S
 
 
 def test_remote_leases_when_pages_are_lent_then_only_so_many_at_once():
