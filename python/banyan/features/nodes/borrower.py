@@ -117,6 +117,7 @@ class Borrower:
         self._asked: dict[int, Sequence[str]] = {}
         self._answers: deque[Best] = deque()
         self._wanted: dict[int, _Wanted] = {}
+        self._num_pulls = [0] * len(self._nodes)  # wanted, lent and carried
         # Pulls of which no byte has come: until then the thread may lose them.
         self._lock = threading.Lock()
         self._waiting: set[Pull] = set()
@@ -336,12 +337,14 @@ class Borrower:
         number = next(self._numbers)
         summing_s = len(pull.keys) * self._block.block_bytes / SUMMED_BYTES_PER_S
         self._wanted[number] = _Wanted(node, pull, self._clock() + PATIENCE_S + summing_s)
+        self._num_pulls[node] += 1
         if not self._connections.send(node, self.carriers.borrow(node, number, self._namespace, pack_keys(pull.keys))):
             self._refused(number)
 
     def _refused(self, number: int) -> None:
         wanted = self._wanted.pop(number, None)
         if wanted is not None:
+            self._num_pulls[wanted.node] -= 1
             self._let_go(wanted.pull)
 
     def _give_up_waiting(self) -> None:
@@ -367,7 +370,7 @@ class Borrower:
     def _heed(self, node: int, message: ToBorrower, host: str) -> None:
         match message:
             case Answer(number, num_pages):
-                self._over(self._asking.answered(number, node, num_pages))
+                self._over(self._asking.answered(number, node, num_pages, self._num_pulls[node]))
                 self._over(self._waits.answered(number, node, num_pages))
             case Reading(number):
                 self._waits.heard(number, node)
@@ -390,7 +393,7 @@ class Borrower:
         except RuntimeError as error:
             logger.warning("banyan: pages from the node at %s: %s; they are computed", self._nodes[node], error)
             self._let_go(pull)
-            self._connections.send(node, Return(remote_lease.token))
+            self._carried(node, remote_lease, Ended.GIVEN_UP)
             return
         noticed(carrying, name="banyan-pull", feature="a pull from another node")
         self._lent.append(_Lent(node, pull, remote_lease.token, self._clock() + TURN_S))
@@ -423,6 +426,7 @@ class Borrower:
         return self._num_given_up == num_given_up
 
     def _carried(self, node: int, remote_lease: RemoteLease, ended: Ended) -> None:
+        self._num_pulls[node] -= 1
         self._connections.send(node, Return(remote_lease.token))
         if ended in (Ended.LOST, Ended.DAMAGED):
             self.num_lost += 1

@@ -24,7 +24,8 @@ LAST_PROBE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """How a question ended: the node with the most pages, -1 when nobody has any."""
+    """How a question ended: the node with the most pages, of equals the one with the fewest pulls under way, -1 when
+    nobody has any."""
 
     number: int
     node: int
@@ -45,7 +46,8 @@ class _Node:
 class _Question:
     waits_for: set[int]
     deadline_s: float
-    best: tuple[int, int] = (0, -1)
+    best: tuple[int, int, int] = (0, 0, -1)
+    """Its pages, less its pulls under way, and which node."""
 
 
 class Questions:
@@ -71,8 +73,9 @@ class Questions:
             self._questions[number] = _Question(set(nodes), self._clock() + PATIENCE_S)
         return nodes
 
-    def answered(self, number: int, node: int, num_pages: int) -> Best | None:
-        """A node says how many pages it has; the end of the question, if this was the last answer."""
+    def answered(self, number: int, node: int, num_pages: int, num_pulls: int = 0) -> Best | None:
+        """A node, from which ``num_pulls`` are under way, says how many pages it has; the end of the question, if this
+        was the last answer."""
         one = self._nodes[node]
         if number < 0 and number == one.probe and self._clock() <= one.probed_s + PATIENCE_S:
             self.heard(node)
@@ -81,7 +84,8 @@ class Questions:
             return None
         self.heard(node)
         question.waits_for.discard(node)
-        question.best = max(question.best, (num_pages, -1 if num_pages == 0 else node))
+        if num_pages:
+            question.best = max(question.best, (num_pages, -num_pulls, node))
         return None if question.waits_for else self._end(number)
 
     def missed(self, number: int, node: int) -> Best | None:
@@ -130,5 +134,5 @@ class Questions:
         return [(place, self._nodes[place].probe) for place in due]
 
     def _end(self, number: int) -> Best:
-        num_pages, node = self._questions.pop(number).best
+        num_pages, _, node = self._questions.pop(number).best
         return Best(number, node, num_pages)

@@ -576,6 +576,29 @@ def test_pull_when_another_node_is_slow_then_it_does_not_wait_for_it(nodes, monk
     quick.close()
 
 
+def test_pages_when_two_nodes_have_them_then_they_come_from_the_one_with_fewer_pulls_under_way(
+    nodes, monkeypatch
+) -> None:
+    monkeypatch.setattr(borrower, "PATIENCE_S", 10)
+    first, two = nodes
+    last = Node()
+    for node in (first, last):
+        node.keep([1, 2, 3], LENT)
+        node.lend()
+    carrier = StandingAt(last.page_server._source.port)
+    two.borrow_from(first.page_server.address, last.page_server.address, carrier=carrier)
+    until(lambda: two.borrower.num_listening == 2)
+    for number, node in ((1, last), (2, first)):
+        two.remote.ask(Wanted(f"r{number}", keys(number), 0, whole))
+        two.wait_answered(f"r{number}")
+        until(lambda node=node: node.page_server.lending.num_pages == 1)
+    until(lambda: two.poll() or two.residency.num_resident == 1)
+    carrier.is_lost.set()
+    until(lambda: two.poll() or two.residency.num_filling == 0)
+    until(lambda: two.borrower._num_pulls == [0, 0])
+    last.close()
+
+
 def test_pulls_when_their_node_was_lost_since_it_lent_for_them_then_they_do_not_wait_for_it_again(standing) -> None:
     two, carrier = standing
     carrier.is_lost.set()

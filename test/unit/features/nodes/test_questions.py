@@ -26,6 +26,18 @@ def test_question_when_all_have_answered_then_the_best_node_is_named():
     assert asking.answered(1, 2, 7) is None and asking.expire() == []
 
 
+def test_question_when_nodes_have_equally_much_then_the_one_with_the_fewest_pulls_under_way_is_named():
+    asking, _ = listening(3)
+    asking.begin(1, ALL)
+    for node, (num_pages, num_pulls) in enumerate([(9, 1), (9, 0), (9, 2)]):
+        best = asking.answered(1, node, num_pages, num_pulls)
+    assert best == Best(1, 1, 9)
+    asking.begin(2, ALL)
+    for node, (num_pages, num_pulls) in enumerate([(8, 0), (9, 5), (0, 0)]):
+        best = asking.answered(2, node, num_pages, num_pulls)
+    assert best == Best(2, 1, 9), "more pages count first"
+
+
 def test_question_when_nobody_has_a_page_then_no_node_is_named():
     asking, _ = listening(1)
     asking.begin(1, ALL)
