@@ -180,7 +180,8 @@ class Borrower:
         over: list[tuple[int, NodeFound | None]] = []
         while self._answers:
             best = self._answers.popleft()
-            keys = self._asked.pop(best.number)[: best.num_pages]
+            # It may have come when its thread had ended, and was said to be over.
+            keys = self._asked.pop(best.number, ())[: best.num_pages]
             found = NodeFound(str(self._nodes[best.node]), best.node, keys) if keys and best.node >= 0 else None
             over.append((best.number, found))
         if self._is_off:
