@@ -113,6 +113,7 @@ class Borrower:
         self._asking = Questions(len(nodes), clock, self.carriers.rests)
         self._waits = Waits(clock)
         self._unwilling: set[int] = set()
+        self._foreign: set[int] = set()
         self._numbers = itertools.count(1)
         self._asked: dict[int, Sequence[str]] = {}
         self._answers: deque[Best] = deque()
@@ -129,6 +130,7 @@ class Borrower:
         self._executors = [ThreadPoolExecutor(MAX_PULLS, thread_name_prefix="banyan-pull") for _ in nodes]
         self._has_ended = False
         self.num_lost = 0
+        self.num_foreign = 0
         self._connections = NodeConnections(nodes, keys, connected=self._asking.connected)
         self._thread = start_thread(
             self._run, name="banyan-borrow", feature="borrowing pages of other nodes", ended=self._off
@@ -364,7 +366,10 @@ class Borrower:
         try:
             message = read_by_borrower(heard.payload)
         except Foreign as error:
-            logger.warning("banyan: the node at %s sent what no page server sends: %s", self._nodes[node], error)
+            self.num_foreign += 1
+            if node not in self._foreign:
+                self._foreign.add(node)
+                logger.warning("banyan: the node at %s sent what no page server sends: %s", self._nodes[node], error)
         else:
             self._heed(node, message, heard.host)
 

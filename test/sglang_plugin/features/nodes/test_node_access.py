@@ -70,7 +70,13 @@ def test_rank_when_it_is_not_the_first_or_was_not_told_to_then_it_listens_nowher
     assert borrowing.join(OLD, node.memory) is not None
     assert not is_open(address)
     assert borrowing.state() == {
-        "nodes": {"num_nodes": 1, "asked": [str(address)], "num_listening": 0, "num_lost_pulls": 0}
+        "nodes": {
+            "num_nodes": 1,
+            "asked": [str(address)],
+            "num_listening": 0,
+            "num_lost_pulls": 0,
+            "num_foreign_messages": 0,
+        }
     }
     for rank in (second, borrowing):
         rank.call_in()

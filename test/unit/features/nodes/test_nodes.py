@@ -407,6 +407,18 @@ def test_borrower_when_its_thread_ends_by_a_fault_then_its_reads_end_and_nobody_
     assert borrower._commands.qsize() <= 3
 
 
+def test_borrower_when_nodes_send_what_no_page_server_sends_then_it_is_said_once_of_each_and_counted(
+    nodes, caplog
+) -> None:
+    _, two = nodes
+    caplog.set_level(logging.WARNING, logger="banyan")
+    two.borrow_from(free_address(), free_address())
+    for node in (0, 1, 0, 0, 1):
+        two.borrower._take(NodeMessage(node, b"garbage", "there"))
+    assert two.borrower.num_foreign == 5
+    assert sum("what no page server sends" in line for line in caplog.messages) == 2
+
+
 def test_borrower_when_the_system_has_no_thread_left_then_that_read_ends_and_the_next_one_is_served(
     nodes, monkeypatch
 ) -> None:

@@ -209,6 +209,7 @@ class NodeAccess(SourceAccess):
                 "asked": list(self._config.peers),
                 "num_listening": self._borrower.num_listening,
                 "num_lost_pulls": self._borrower.num_lost,
+                "num_foreign_messages": self._borrower.num_foreign,
             }
             if self._config.nixl_plugin:
                 state["nodes"] |= self._borrower.carriers.nixl_state()
