@@ -128,14 +128,13 @@ class RemoteLeases:
         with self._lock:
             self._end(token)
 
-    def expire(self) -> int:
-        """End what has run out; how many remote leases that were."""
+    def expire(self) -> None:
+        """End what has run out."""
         now_s = self._clock()
         with self._lock:
             late = [token for token, lent in self._lent.items() if lent.expires_s <= now_s]
             for token in late:
                 self._end(token)
-        return len(late)
 
     def call_in(self) -> None:
         """End all remote leases now."""
