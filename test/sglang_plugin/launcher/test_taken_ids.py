@@ -23,8 +23,8 @@ def one_of_several(tmp_path, monkeypatch):
     monkeypatch.setattr(runtime, "is_sharing", lambda: True)
     monkeypatch.setattr(runtime, "is_front", lambda: True)
     monkeypatch.setattr(taken_ids, "_path", lambda: str(table))
-    for name in ("_taken", "_rooms", "_room_of"):
-        monkeypatch.setattr(taken_ids, name, {})
+    for name, nothing in (("_taken", set()), ("_rooms", set()), ("_room_of", {})):
+        monkeypatch.setattr(taken_ids, name, nothing)
     monkeypatch.setattr(taken_ids, "_is_looking", False)
     taken_ids._file.cache_clear()
 
@@ -101,7 +101,7 @@ def test_ids_when_a_request_is_over_then_its_own_are_free_and_no_other_is_looked
     for rid in "abc":
         take(rid, manager(rid))
     taken_ids.let_go(ended, manager())
-    assert list(taken_ids._taken) == left
+    assert sorted(taken_ids._taken) == left
 
 
 def test_id_when_sglang_forgets_it_while_nobody_waits_then_it_is_free_soon(other_worker, monkeypatch):
@@ -116,7 +116,7 @@ def test_id_when_sglang_forgets_it_while_nobody_waits_then_it_is_free_soon(other
             await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(run(), 10))
-    assert other_worker("a") == "done" and list(taken_ids._taken) == ["b"]
+    assert other_worker("a") == "done" and taken_ids._taken == {"b"}
 
 
 def test_room_when_another_request_here_or_at_another_worker_is_under_way_in_it_then_refused_until_that_is_over(
@@ -136,7 +136,16 @@ def test_room_when_another_request_here_or_at_another_worker_is_under_way_in_it_
     take("d", manager("d"), 8)
 
 
-@pytest.mark.parametrize("room", [-1, 1 << 63, "7", 7.0, [7]])
+@pytest.mark.parametrize("rid", ["room 7", "bootstrap_room 7", "7"])
+def test_id_when_it_is_a_name_of_somebodys_room_then_both_are_under_way(other_worker, rid):
+    take("b", manager("b"), 7)
+    assert other_worker(rid) == "done"
+    taken_ids.let_go("b", manager())
+    with pytest.raises(BadRequest, match="use another id"):
+        take(rid, manager(rid))
+
+
+@pytest.mark.parametrize("room", [-1, 1 << 63, "7", 7.0, [7], True])
 def test_room_when_it_is_none_that_decode_servers_can_ask_for_then_refused(room):
     with pytest.raises(BadRequest, match="63 bits"):
         take("a", manager("a"), room)

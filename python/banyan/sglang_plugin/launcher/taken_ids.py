@@ -34,8 +34,8 @@ LOOK_PERIOD_S = 0.5
 
 MAX_ROOM = 1 << 63
 
-_taken: dict[str, int] = {}  # where its byte is
-_rooms: dict[int, int] = {}
+_taken: set[str] = set()
+_rooms: set[int] = set()
 _room_of: dict[str, int] = {}
 _is_looking = False
 
@@ -48,12 +48,11 @@ def take(rid: Any, manager: Any) -> None:
     """
     if not runtime.is_front() or not runtime.is_sharing() or not isinstance(rid, str) or rid in _taken:
         return
-    place = _place(rid)
     try:
-        _lock(fcntl.F_WRLCK, place)
+        _lock(fcntl.F_WRLCK, _place("rid", rid))
     except BlockingIOError:
         raise BadRequest(f"rid: a request {rid[:64]!r} is under way: use another id, or none") from None
-    _taken[rid] = place
+    _taken.add(rid)
     _look_later(manager)
 
 
@@ -65,30 +64,34 @@ def take_room(room: Any, rid: Any) -> None:
     """
     if room is None or rid not in _taken or _room_of.get(rid) == room:
         return
-    if not isinstance(room, int) or not 0 <= room < MAX_ROOM:
+    # To SGLang `true` is room 1.
+    if type(room) is not int or not 0 <= room < MAX_ROOM:
         raise BadRequest("bootstrap_room: a number of 63 bits")
-    place = _place(f"bootstrap_room {room}")
     try:
         if room in _rooms:
             raise BlockingIOError
-        _lock(fcntl.F_WRLCK, place)
+        _lock(fcntl.F_WRLCK, _place("room", room))
     except BlockingIOError:
         raise BadRequest(f"bootstrap_room: a request is under way in {room}: leave it to the router") from None
-    _rooms[room] = place
+    _rooms.add(room)
     _room_of[rid] = room
 
 
-def _place(name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest()) >> 2
+def _place(kind: str, name: str | int) -> int:
+    """Whatever a client calls its request, it is no room's."""
+    name_bytes, person = str(name).encode(errors="surrogatepass"), kind.encode()
+    return int.from_bytes(hashlib.blake2b(name_bytes, digest_size=8, person=person).digest()) >> 2
 
 
 def let_go(rids: Any, manager: Any) -> None:
     """Of these, one or a list, whatever a client has said, those that SGLang does not know any more."""
     for rid in rids if isinstance(rids, list) else [rids]:
         if isinstance(rid, str) and rid in _taken and rid not in manager.rid_to_state:
-            _lock(fcntl.F_UNLCK, _taken.pop(rid))
+            _taken.remove(rid)
+            _lock(fcntl.F_UNLCK, _place("rid", rid))
             if rid in _room_of:
-                _lock(fcntl.F_UNLCK, _rooms.pop(_room_of.pop(rid)))
+                _rooms.remove(room := _room_of.pop(rid))
+                _lock(fcntl.F_UNLCK, _place("room", room))
 
 
 def _look_later(manager: Any) -> None:
