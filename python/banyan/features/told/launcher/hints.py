@@ -9,7 +9,6 @@ what is over the budget is not kept.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -62,15 +61,18 @@ async def around_tokenize_one_request(original: Callable[..., Awaitable[Any]], m
             raise BadRequest(f"kv_hints: {action}: {error}") from error
     ttl_s = _ttl_s.get()
     if ttl_s is not None and _is_known_by_tokens(tokenized):
-        with contextlib.suppress(ValueError):
-            _wish(manager, _command(Action.RETAIN, {"ttl_s": ttl_s}, tokenized, manager))
+        _wish(ttl_s, tokenized, manager)
     return tokenized
 
 
-def _wish(manager: Any, command: Command) -> None:
+def _wish(ttl_s: float, tokenized: Any, manager: Any) -> None:
     global _num_untold
     if len(_wishes) >= MOST_WISHES:
         _num_untold += 1
+        return
+    try:
+        command = _command(Action.RETAIN, {"ttl_s": ttl_s}, tokenized, manager)
+    except ValueError:
         return
     command, _num_untold = msgspec.structs.replace(command, num_untold=_num_untold), 0
     _begin(wish(manager, command))
