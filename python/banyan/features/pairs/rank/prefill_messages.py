@@ -35,8 +35,8 @@ def is_of_prefill_server(message: Sequence[bytes], manager: Any) -> bool:
     if is_known is not None:
         return is_known(rest, manager)
     if manager.kv_status_msg_tag is None:
-        return _is_status(message, manager)
-    return tag == manager.kv_status_msg_tag and _is_status(rest, manager)
+        return _is_status(message)
+    return tag == manager.kv_status_msg_tag and _is_status(rest)
 
 
 def _numbers(frames: Sequence[bytes], least: int) -> list[int]:
@@ -48,7 +48,7 @@ def _numbers(frames: Sequence[bytes], least: int) -> list[int]:
     return read if len(read) >= least and all(0 <= number < MAX_NUMBER for number in read) else []
 
 
-def _is_status(said: Sequence[bytes], manager: Any) -> bool:
+def _is_status(said: Sequence[bytes]) -> bool:
     read = _numbers(said[:3], 3)
     return bool(read) and len(said) <= 4 and read[1] in STATUSES
 
