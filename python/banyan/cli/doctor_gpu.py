@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -14,9 +13,9 @@ from pathlib import Path
 from banyan.cli.doctor_limits import host_obstacles
 from banyan.cli.finding import Finding
 from banyan.transport.cuda_ipc.driver import CudaDriver, DriverError
+from banyan.transport.cuda_ipc.gpu_io import comes_past
 
 PROBE_BYTES = 2 << 20
-PATIENCE_S = 2.0
 COMPILERS = ("nvcc", "ninja", "c++")
 
 
@@ -90,22 +89,19 @@ def _registration(driver: CudaDriver, devices: Sequence[int]) -> Finding:
 
 def _stream_waits(driver: CudaDriver) -> Finding:
     with driver.on_device(0):
-        word, stream, event = driver.allocate_pinned(64), driver.create_stream(), driver.create_event()
+        word, stream = driver.allocate_pinned(64), driver.create_stream()
         try:
             ctypes.memset(word, 0, 64)
-            driver.wait_flag(stream, word, 0)
-            driver.record_event(event, stream)
-            deadline_s = time.monotonic() + PATIENCE_S
-            while not (is_done := driver.is_event_done(event)) and time.monotonic() < deadline_s:
-                time.sleep(0.001)
+            has_passed = comes_past(driver, stream, word)
         finally:
             # Not below zero, as the device counts.
             ctypes.memset(word, 0x7F, 64)
-            driver.destroy_event(event)
             driver.destroy_stream(stream)
             driver.free_pinned(word)
-    detail = "streams wait for words of the host's memory" if is_done else "a stream did not see a word"
-    return Finding("stream waits", is_done, detail, "pages of the store are leased when all their layers have landed")
+    detail = "streams wait for words of the host's memory" if has_passed else "a stream did not see a word"
+    return Finding(
+        "stream waits", has_passed, detail, "pages of the store are leased when all their layers have landed"
+    )
 
 
 def numa(driver: CudaDriver, devices: Sequence[int], sys: Path) -> Finding:

@@ -30,7 +30,7 @@ from banyan.sglang_plugin.pools.reserve import Reserve
 from banyan.sglang_plugin.runtime import Refused
 from banyan.telemetry import Counters
 from banyan.transport.capability import Route
-from banyan.transport.cuda_ipc import host_pieces
+from banyan.transport.cuda_ipc import gpu_io, host_pieces
 from banyan.transport.cuda_ipc.copy_stream import BACKUP_PROGRAMS
 from banyan.transport.cuda_ipc.driver import DriverError
 from banyan.transport.cuda_ipc.probe import SHARED_BYTES, pattern
@@ -220,7 +220,7 @@ def be_waited_for(monkeypatch, gpu):
     """While somebody waits for the device it runs."""
     monkeypatch.setattr(module.torch.cuda, "synchronize", gpu.run)
     waits = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: gpu.run())
-    monkeypatch.setattr(device_start, "time", waits)
+    monkeypatch.setattr(gpu_io, "time", waits)
 
 
 def be_opened_by(monkeypatch, opener):
@@ -473,10 +473,10 @@ def test_link_when_the_device_is_full_then_it_is_not_measured_and_the_start_goes
 def test_ring_when_a_stream_does_not_see_a_word_then_there_is_none_and_the_word_stays(
     gpu, monkeypatch, caplog, sees_words
 ):
-    monkeypatch.setattr(device_start, "WAIT_PATIENCE_S", 0.01)
+    monkeypatch.setattr(gpu_io, "WORD_PATIENCE_S", 0.01)
     driver = FakeDriver(gpu)
     if not sees_words:
-        monkeypatch.setattr(device_start, "time", time)
+        monkeypatch.setattr(gpu_io, "time", time)
     assert (device_start.open_ring(driver, stream=FORWARD) is not None) is sees_words
     assert ("did not see a word" in caplog.text) is not sees_words and "unregister_host" not in driver.names()
 

@@ -8,6 +8,7 @@ from test.unit.transport.fake_gpu import FakeDriver, FakeGpu
 
 from banyan.cli import doctor_gpu
 from banyan.cli.doctor_gpu import examine_gpus
+from banyan.transport.cuda_ipc import gpu_io
 from banyan.transport.cuda_ipc.driver import DriverError
 
 
@@ -105,14 +106,14 @@ def test_gpus_when_the_driver_refuses_a_question_then_that_row_says_so_and_the_o
 
 @pytest.mark.parametrize("waits_end", [True, False])
 def test_streams_when_they_wait_for_a_word_that_is_there_then_they_go_on_or_it_is_said(monkeypatch, waits_end):
-    monkeypatch.setattr(doctor_gpu, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(gpu_io, "WORD_PATIENCE_S", 0.01)
     driver = Machine()
     driver.waits_end = waits_end
     assert rows(driver)["stream waits"].is_ok is waits_end
 
 
 def test_streams_when_the_row_is_written_then_none_waits_for_its_word_any_more(monkeypatch):
-    monkeypatch.setattr(doctor_gpu, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(gpu_io, "WORD_PATIENCE_S", 0.01)
     driver = Machine()
     driver.waits_end = False
     # Memory is let go once the device has nothing to do.

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 
@@ -17,7 +16,7 @@ from banyan.refusals.start import pinning_refusal
 from banyan.sglang_plugin import runtime
 from banyan.transport.capability import DeviceFacts, Route, RouteChoice, choose_route
 from banyan.transport.cuda_ipc.driver import CudaDriver, DriverError
-from banyan.transport.cuda_ipc.gpu_io import GpuIo
+from banyan.transport.cuda_ipc.gpu_io import WORD_PATIENCE_S, GpuIo, comes_past
 from banyan.transport.cuda_ipc.host_pieces import HostPieces, Pinned, look_at_room
 from banyan.transport.cuda_ipc.leases import LeaseWord
 
@@ -28,9 +27,6 @@ NUM_SLOTS = 16
 
 
 LEASE_WORD_BYTES = 64
-
-WAIT_PATIENCE_S = 2.0
-"""For a stream to come past a word that is there."""
 
 _stuck: list[_native.SharedBytes] = []
 """Words that a stream may be looking at for as long as this process lives."""
@@ -153,9 +149,7 @@ def open_ring(driver: CudaDriver, *, stream: int) -> GpuIo | None:
         logger.warning(NO_STREAM_WAITS, error)
         return None
     try:
-        # The words count from zero: this wait is over at once.
-        driver.wait_flag(stream, address, 0)
-        has_passed = _passes(driver, stream)
+        has_passed = comes_past(driver, stream, address)
     except DriverError as error:
         # Memory that ends while it is pinned makes the driver refuse whatever is mapped there next.
         driver.unregister_host(_start_of(words))
@@ -163,19 +157,9 @@ def open_ring(driver: CudaDriver, *, stream: int) -> GpuIo | None:
         return None
     if not has_passed:
         _stuck.append(words)
-        logger.warning(NO_STREAM_WAITS, f"a stream did not see a word within {WAIT_PATIENCE_S:g} s")
+        logger.warning(NO_STREAM_WAITS, f"a stream did not see a word within {WORD_PATIENCE_S:g} s")
         return None
     return GpuIo(driver, _native.FlagRing(words, NUM_SLOTS), address)
-
-
-def _passes(driver: CudaDriver, stream: int) -> bool:
-    """Whether ``stream`` does all that it was given, soon. Waits for it: at the start only."""
-    event, deadline_s = driver.create_event(), time.monotonic() + WAIT_PATIENCE_S
-    driver.record_event(event, stream)
-    while not (is_done := driver.is_event_done(event)) and time.monotonic() < deadline_s:
-        time.sleep(0.001)
-    driver.destroy_event(event)
-    return is_done
 
 
 def open_ends(driver: CudaDriver) -> LeaseWord:

@@ -26,6 +26,20 @@ from banyan.ports import StoreRead
 from banyan.transport.cuda_ipc.copies import POLL_S, EventPool
 from banyan.transport.cuda_ipc.driver import CudaDriver
 
+WORD_PATIENCE_S = 2.0
+
+
+def comes_past(driver: CudaDriver, stream: int, word: int) -> bool:
+    """Whether ``stream`` sees the word at this address, which is zero, and does all that it was given before, soon.
+    Waits for it: at the start only. Where it does not, it may be looking at the word for as long as that is there."""
+    driver.wait_flag(stream, word, 0)
+    event, deadline_s = driver.create_event(), time.monotonic() + WORD_PATIENCE_S
+    driver.record_event(event, stream)
+    while not (is_done := driver.is_event_done(event)) and time.monotonic() < deadline_s:
+        time.sleep(POLL_S)
+    driver.destroy_event(event)
+    return is_done
+
 
 @dataclass(slots=True)
 class _Passed:
