@@ -292,6 +292,15 @@ def test_control_port_when_a_thousand_foreign_messages_come_then_those_of_strang
     strangers.term()
 
 
+def test_room_when_a_client_that_passes_by_the_router_names_none_that_there_is_then_refused(pairs, prompt):
+    body = json.dumps({"input_ids": prompt("past", 20), "bootstrap_host": "127.0.0.1", "bootstrap_room": -1})
+    for server in pairs.living:
+        asked = urllib.request.Request(server.url + "/generate", body.encode(), {"Content-Type": "application/json"})
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(asked, timeout=60)
+        assert refused.value.code == 400 and b"63 bits" in refused.value.read()
+
+
 def test_request_when_its_page_is_damaged_on_the_way_then_its_answer_is_right_and_computed_whole(pairs, prompt):
     """Whether the damage is seen before the lease (the prompt is computed) or behind it (the router tries again)."""
     # Of two ranks the other one's pool might still have the prompt.

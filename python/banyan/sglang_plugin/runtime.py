@@ -113,6 +113,11 @@ def disaggregation_mode() -> str:
     return str(get_server_args().disaggregation_mode)
 
 
+def is_of_a_pair() -> bool:
+    """Whether this server prefills or decodes only."""
+    return disaggregation_mode() != "null"
+
+
 def device_of(server_args: Any) -> str:
     """What SGLang runs on, of arguments as they were given or as it has resolved them."""
     return server_args.device or ("cpu" if is_cpu() else "cuda")

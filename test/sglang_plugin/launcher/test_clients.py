@@ -264,6 +264,7 @@ def test_room_when_a_request_comes_to_a_pair_then_it_is_taken_but_for_those_that
     monkeypatch.setattr(clients.runtime, "disaggregation_mode", lambda: mode)
     monkeypatch.setattr(clients.runtime, "config", object)
     said = []
+    monkeypatch.setattr(clients.taken_ids, "take", lambda rid, manager: None)
     monkeypatch.setattr(clients.taken_ids, "take_room", lambda room, rid: said.append((room, rid)))
     obj = SimpleNamespace(rid="a", bootstrap_host=host, bootstrap_room=7)
     clients.before_validate_one_request(MANAGER, obj, [5])

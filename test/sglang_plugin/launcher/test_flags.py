@@ -278,7 +278,8 @@ def test_start_when_sharing_is_off_then_only_the_cpu_engine_is_on():
     args = prepare_server_args([*BASE, "--enable-banyan", "--banyan-share", "off"])
     assert not args.enable_unified_cache_external_linker
     assert args.attention_backend == "banyan_cpu"
-    assert "rank_table" not in runtime.bookkeeping(args)
+    carried = runtime.bookkeeping(args)
+    assert "rank_table" not in carried and Path(carried["taken"]).exists()
 
 
 def misfit(name):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An id of a request is under way at one of a server's HTTP workers at a time."""
+"""An id is under way at one of a server's HTTP workers at a time, and a room of a pair is one request's."""
 
 import asyncio
 import multiprocessing
@@ -9,20 +9,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from banyan.config import Config
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.launcher import taken_ids
 from banyan.sglang_plugin.prompt_refusals import BadRequest
 
 
 @pytest.fixture(autouse=True)
-def one_of_several(tmp_path, monkeypatch):
-    table = tmp_path / "table"
-    table.touch()
-    monkeypatch.setattr(runtime, "config", Config)
-    monkeypatch.setattr(runtime, "is_sharing", lambda: True)
+def one_of_several(monkeypatch):
+    taken_ids.make_file.cache_clear()
+    carried = {"taken": taken_ids.make_file()}
+    monkeypatch.setattr(taken_ids, "get_server_args", lambda: SimpleNamespace(_banyan=carried))
     monkeypatch.setattr(runtime, "is_front", lambda: True)
-    monkeypatch.setattr(taken_ids, "_path", lambda: str(table))
+    monkeypatch.setattr(runtime, "disaggregation_mode", lambda: "null")
     for name, nothing in (("_taken", set()), ("_rooms", set()), ("_room_of", {})):
         monkeypatch.setattr(taken_ids, name, nothing)
     monkeypatch.setattr(taken_ids, "_is_looking", False)
@@ -134,6 +132,23 @@ def test_room_when_another_request_here_or_at_another_worker_is_under_way_in_it_
     take("c", manager("c"), 7)
     assert other_worker(None) == "done"
     take("d", manager("d"), 8)
+
+
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+def test_room_when_one_process_answers_all_clients_of_a_pair_then_it_is_one_requests_all_the_same(monkeypatch, mode):
+    monkeypatch.setattr(runtime, "is_front", lambda: False)
+    monkeypatch.setattr(runtime, "disaggregation_mode", lambda: mode)
+    take("a", manager("a"), 7)
+    with pytest.raises(BadRequest, match="leave it to the router"):
+        take("b", manager("b"), 7)
+    with pytest.raises(BadRequest, match="63 bits"):
+        take("c", manager("c"), -1)
+
+
+def test_id_when_one_process_answers_all_clients_then_sglang_alone_looks_at_it(monkeypatch):
+    monkeypatch.setattr(runtime, "is_front", lambda: False)
+    take("a", manager("a"))
+    assert not taken_ids._taken
 
 
 @pytest.mark.parametrize("rid", ["room 7", "bootstrap_room 7", "7"])

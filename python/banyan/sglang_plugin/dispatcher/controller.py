@@ -70,7 +70,7 @@ def after_init_dispatcher(result: None, controller: Any) -> None:
         send_check(check)
 
     controller.dispatching = dispatch_placed
-    if runtime.disaggregation_mode() == "null":
+    if not runtime.is_of_a_pair():
         # In a pair the room of a check may name its rank.
         controller.dispatch_health_check = send_check_placed
     controller.banyan_held = held_back

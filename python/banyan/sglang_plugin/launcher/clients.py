@@ -107,7 +107,7 @@ def before_validate_one_request(manager: Any, obj: Any, input_ids: Sequence[int]
             raise BadRequest(f"{field}: a list, for one prompt")
     # Of several prompts, when some were given as text, SGLang takes single ids for whole prompts.
     prompt_refusals.check_is_list(input_ids)
-    is_of_a_pair = runtime.disaggregation_mode() != "null"
+    is_of_a_pair = runtime.is_of_a_pair()
     prompt_refusals.check_logprobs(
         obj,
         manager.model_config.vocab_size,
@@ -132,7 +132,7 @@ def _check_samples(obj: Any) -> None:
     sampling = getattr(obj, "sampling_params", None)
     for params in sampling if isinstance(sampling, list) else [sampling]:
         num_samples = params.get("n") if isinstance(params, dict) else None
-        if isinstance(num_samples, int | float) and num_samples > 1 and runtime.disaggregation_mode() != "null":
+        if isinstance(num_samples, int | float) and num_samples > 1 and runtime.is_of_a_pair():
             # SGLang gives all of them one room, and its rank ends when a second one comes to it.
             raise BadRequest(
                 f"sampling_params: n is {str(num_samples)[:32]}, and a pair of servers makes one sample of a prompt: "

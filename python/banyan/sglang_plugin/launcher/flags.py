@@ -43,7 +43,7 @@ from banyan.refusals.start import (
 )
 from banyan.refusals.tenant_server import TenantFacts, file_refusal, misfit_refusal, tenant_refusals
 from banyan.sglang_plugin import last_words, runtime, seams
-from banyan.sglang_plugin.launcher import cpu_engine, tenant_salts
+from banyan.sglang_plugin.launcher import cpu_engine, taken_ids, tenant_salts
 from banyan.store.backends import look
 from banyan.store.location import FILE, HF3FS, StoreLocation, asked_scheme
 
@@ -240,6 +240,7 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
         "config": wanted.as_dict(),
         "ear": last_words.listen(),
         "tenants": tenant_salts.name_of(wanted.tenant_secret_file),
+        "taken": taken_ids.make_file(),
     }
     for parts in here:
         carried |= parts.carried(asked_of(args, wanted, layout))

@@ -66,7 +66,7 @@ async def _answers(
         async for answer in original(manager, obj, request):
             yield answer
         return
-    if runtime.disaggregation_mode() != "null":
+    if runtime.is_of_a_pair():
         async for answer in original(manager, _as_asked(obj, request), request):
             yield answer
         return

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ids of requests that are under way, where several processes answer HTTP (``--tokenizer-worker-num``), and rooms of
-pairs.
+pairs; with sharing and without.
 
 Of two requests with one id SGLang refuses the second, but each of these processes knows its own only. The detokenizer,
 which is one for all of them, knows requests by nothing else: it makes one text of the tokens of both, and it ends when
@@ -40,13 +40,19 @@ _room_of: dict[str, int] = {}
 _is_looking = False
 
 
+@cache
+def make_file() -> str:
+    """Where all processes of the server lock: their ancestor makes it."""
+    return f"/proc/{os.getpid()}/fd/{os.memfd_create('banyan-taken')}"
+
+
 def take(rid: Any, manager: Any) -> None:
     """A request with this id is under way here from now on.
 
     Raises:
         BadRequest: where it is at another process.
     """
-    if not runtime.is_front() or not runtime.is_sharing() or not isinstance(rid, str) or rid in _taken:
+    if not (runtime.is_front() or runtime.is_of_a_pair()) or not isinstance(rid, str) or rid in _taken:
         return
     try:
         _lock(fcntl.F_WRLCK, _place("rid", rid))
@@ -115,10 +121,9 @@ def _lock(kind: int, place: int) -> None:
 
 
 def _path() -> str:
-    """Of the ranks' table, which every process of the server can open."""
     carried = runtime.bookkeeping(get_server_args())
     assert carried is not None
-    return str(carried["rank_table"])
+    return str(carried["taken"])
 
 
 @cache
