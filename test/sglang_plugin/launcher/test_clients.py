@@ -229,7 +229,7 @@ def test_samples_when_more_are_asked_for_than_a_server_makes_at_once_then_the_re
     admitted(sampling_params={"n": 3})
 
 
-@pytest.mark.parametrize("prompts", [{"text": ["a"] * 17}, {"input_ids": [[1]] * 17, "text": None}])
+@pytest.mark.parametrize("prompts", [{"text": ["a"] * 17}, {"input_ids": [[1]] * 17}, {"input_embeds": [[[0.1]]] * 17}])
 def test_samples_when_they_are_few_of_each_of_many_prompts_then_all_are_counted(prompts):
     asked = {"input_ids": None, **prompts}
     with pytest.raises(clients.BadRequest, match="n is 4096, for 17 prompts"):
@@ -237,7 +237,8 @@ def test_samples_when_they_are_few_of_each_of_many_prompts_then_all_are_counted(
     with pytest.raises(clients.BadRequest, match="for 17 prompts"):
         admitted(**asked, sampling_params=[{"n": 4096}] * 17)
     admitted(**asked, sampling_params={"n": 3})
-    admitted(input_ids=[1] * 17, sampling_params={"n": 40})
+    admitted(input_ids=[1] * 17, sampling_params={"n": 4096})
+    admitted(input_ids=None, input_embeds=[[0.1]] * 17, sampling_params={"n": 4096})
 
 
 @pytest.mark.parametrize("mode", ["prefill", "decode"])

@@ -148,8 +148,15 @@ def _check_samples(obj: Any) -> None:
 
 
 def _num_prompts(obj: Any) -> int:
-    prompts = (getattr(obj, name, None) for name in ("text", "input_ids"))
-    return max(len(one) if isinstance(one, list) and one and not isinstance(one[0], int) else 1 for one in prompts)
+    texts, ids, embeds = (getattr(obj, name, None) for name in ("text", "input_ids", "input_embeds"))
+    # One prompt's own are a number, or a row of numbers, for each of its tokens.
+    ids = None if isinstance(_first(ids), int) else ids
+    embeds = None if isinstance(_first(_first(embeds)), float) else embeds
+    return max([1, *(len(one) for one in (texts, ids, embeds) if isinstance(one, list))])
+
+
+def _first(said: Any) -> Any:
+    return said[0] if isinstance(said, list) and said else None
 
 
 def _check(obj: Any, manager: Any) -> None:
