@@ -532,11 +532,20 @@ def test_start_when_the_environment_opens_a_port_that_knows_no_tenants_then_refu
     assert any("SGLANG_GRPC_PORT" in line for line in _refused_with_tenants(tmp_path, capsys, [], 0o600))
 
 
-def _refused_with_tenants(tmp_path, capsys, more, mode):
-    """The lines with which a server that was to keep tenants apart has ended."""
+def test_start_when_a_server_has_tenants_then_no_warm_up_comes_to_it_by_http(tmp_path):
+    assert prepare_server_args(_with_tenants(tmp_path, 0o600)).skip_server_warmup
+    assert not prepare_server_args([*BASE, "--enable-banyan"]).skip_server_warmup
+
+
+def _with_tenants(tmp_path, mode):
     secret = tmp_path / "secret"
     secret.write_bytes(b"0123456789abcdef")
     secret.chmod(mode)
+    return [*BASE, "--enable-banyan", "--banyan-tenant-secret-file", str(secret)]
+
+
+def _refused_with_tenants(tmp_path, capsys, more, mode):
+    """The lines with which a server that was to keep tenants apart has ended."""
     with pytest.raises(SystemExit):
-        prepare_server_args([*BASE, "--enable-banyan", "--banyan-tenant-secret-file", str(secret), *more])
+        prepare_server_args([*_with_tenants(tmp_path, mode), *more])
     return [line for line in capsys.readouterr().err.splitlines() if line.startswith("banyan: refused:")]

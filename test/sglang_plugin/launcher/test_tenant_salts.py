@@ -96,15 +96,25 @@ def test_vector_when_a_tenant_asks_for_it_then_refused_and_the_health_check_is_s
 @pytest.mark.parametrize(
     ("asked", "status"),
     [
-        (None, ServerStatus.Up),
+        (None, ServerStatus.Starting),
         (request({}, "/health"), ServerStatus.Up),
         (request({}, "/health_generate"), ServerStatus.UnHealthy),
-        (request({}, "/generate"), ServerStatus.Starting),
     ],
 )
 def test_request_when_it_is_the_servers_own_then_it_shares_with_nobody(asked, status):
     salts = {admitted(asked, status) for _ in range(3)}
     assert len(salts) == 3 and None not in salts and not any(salt.startswith(SALT) for salt in salts)
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        (request({}, "/generate"), ServerStatus.Starting),
+    ],
+)
+def test_request_when_a_client_might_have_sent_it_then_it_is_not_taken_for_the_servers_own(asked, status):
+    with pytest.raises(BadRequest, match="banyan route --tenants-file"):
+        admitted(asked, status)
 
 
 def test_request_when_the_secret_cannot_be_read_any_more_then_refused(secret, monkeypatch):
@@ -149,7 +159,7 @@ NAMED = {**SAYS, TENANT_NAME_HEADER: "acme"}
         (request(NAMED), ServerStatus.Up, None, {"tenant": "acme"}),
         (request(NAMED), ServerStatus.Up, {"tenant": "umbrella", "app": "a"}, {"tenant": "acme", "app": "a"}),
         (request(SAYS), ServerStatus.Up, {"tenant": "umbrella"}, {"tenant": ""}),
-        (request({}), ServerStatus.Starting, {"tenant": "umbrella"}, {"tenant": ""}),
+        (None, ServerStatus.Starting, {"tenant": "umbrella"}, {"tenant": ""}),
         (request(NAMED), ServerStatus.Up, ["tenant"], ["tenant"]),
     ],
 )

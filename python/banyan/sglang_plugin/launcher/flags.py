@@ -255,6 +255,9 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
         carried["layout"] = layout.as_dict()
         carried["server"] = uuid.uuid4().hex
         carried["noted"] = []
+    if wanted.tenant_secret_file:
+        # It comes by HTTP, to whichever worker, and no router says whose it is: it would end that worker.
+        args.skip_server_warmup = True
     if args.tokenizer_worker_num > 1:
         config.serve_in_workers(HTTP_WORKER)
         last_words.hear_of_ends()

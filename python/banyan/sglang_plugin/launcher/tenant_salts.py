@@ -8,7 +8,8 @@ Invariants
   1. On a server with ``--banyan-tenant-secret-file`` no prompt of a client's enters a cache without its tenant's salt:
      a request whose router does not say it, or that cannot carry it, is answered with status 400. So is one for which
      anything fails here.
-  2. What the server asks itself (its warm-up, health checks, a program that it runs in) shares with nobody.
+  2. What the server asks itself (health checks, a program that it runs in, before it listens a warm-up) shares with
+     nobody. The warm-up that comes by HTTP does not take place (``flags``): nothing tells it from a client.
   3. Where SGLang's metrics have the label ``tenant``, it is the name that a router says. No client chooses it, and no
      request of a tenant's stays out of what is counted.
 """
@@ -21,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from sglang.srt.managers.io_struct import GenerateReqInput
-from sglang.srt.managers.tokenizer_manager import ServerStatus
 from sglang.srt.runtime_context import get_observability
 
 from banyan import faults
@@ -47,7 +47,7 @@ def admit(obj: Any, request: Any, manager: Any) -> None:
         return
     with clients.refusing(obj):
         try:
-            _admit(obj, request, manager, _tenant_secret(path))
+            _admit(obj, request, _tenant_secret(path))
         except BadRequest:
             raise
         except Exception as error:
@@ -92,8 +92,8 @@ def _tenant_secret(path: str) -> TenantSecret:
     return TenantSecret(read_secret(Path(path)))
 
 
-def _admit(obj: Any, request: Any, manager: Any, secret: TenantSecret) -> None:
-    if _is_own(request, manager):
+def _admit(obj: Any, request: Any, secret: TenantSecret) -> None:
+    if _is_own(request):
         if isinstance(obj, GenerateReqInput):
             obj.cache_salt = secrets.token_hex(SALT_CHARS // 2)
             _label(obj, "")
@@ -123,11 +123,9 @@ def _tenant_of(request: Any, secret: TenantSecret) -> str:
     return salt
 
 
-def _is_own(request: Any, manager: Any) -> bool:
-    """Whether no client asks. A warm-up comes by HTTP, before the server takes requests."""
-    if request is None or manager.server_status is ServerStatus.Starting:
-        return True
-    return clients.asks_for_health(request)
+def _is_own(request: Any) -> bool:
+    """Whether no client asks."""
+    return request is None or clients.asks_for_health(request)
 
 
 def _salts(salt: str, said: Any) -> str | list[str]:
