@@ -109,6 +109,9 @@ def test_request_when_it_is_the_servers_own_then_it_shares_with_nobody(asked, st
 @pytest.mark.parametrize(
     ("asked", "status"),
     [
+        # As of a websocket (/v1/realtime).
+        (None, ServerStatus.Up),
+        (None, ServerStatus.UnHealthy),
         (request({}, "/generate"), ServerStatus.Starting),
     ],
 )

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang.srt.managers.io_struct import GenerateReqInput
+from sglang.srt.managers.tokenizer_manager import ServerStatus
 from sglang.srt.runtime_context import get_observability
 
 from banyan import faults
@@ -47,7 +48,7 @@ def admit(obj: Any, request: Any, manager: Any) -> None:
         return
     with clients.refusing(obj):
         try:
-            _admit(obj, request, _tenant_secret(path))
+            _admit(obj, request, manager, _tenant_secret(path))
         except BadRequest:
             raise
         except Exception as error:
@@ -92,8 +93,8 @@ def _tenant_secret(path: str) -> TenantSecret:
     return TenantSecret(read_secret(Path(path)))
 
 
-def _admit(obj: Any, request: Any, secret: TenantSecret) -> None:
-    if _is_own(request):
+def _admit(obj: Any, request: Any, manager: Any, secret: TenantSecret) -> None:
+    if _is_own(request, manager):
         if isinstance(obj, GenerateReqInput):
             obj.cache_salt = secrets.token_hex(SALT_CHARS // 2)
             _label(obj, "")
@@ -117,15 +118,18 @@ def _label(obj: Any, tenant: str) -> None:
 
 
 def _tenant_of(request: Any, secret: TenantSecret) -> str:
-    salt = secret.heard(request.headers.get(TENANT_HEADER, ""))
+    salt = secret.heard(request.headers.get(TENANT_HEADER, "")) if request is not None else None
     if salt is None:
         raise BadRequest("this server serves tenants: ask their router (banyan route --tenants-file), which knows them")
     return salt
 
 
-def _is_own(request: Any) -> bool:
-    """Whether no client asks."""
-    return request is None or clients.asks_for_health(request)
+def _is_own(request: Any, manager: Any) -> bool:
+    """Whether no client asks. SGLang passes no request on from a websocket either, but nobody listens at one before the
+    server is up; in a program it never is."""
+    if request is None:
+        return manager.server_status is ServerStatus.Starting
+    return clients.asks_for_health(request)
 
 
 def _salts(salt: str, said: Any) -> str | list[str]:
