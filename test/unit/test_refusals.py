@@ -17,7 +17,14 @@ from banyan.refusals import (
     refusals,
     secret_refusal,
 )
-from banyan.refusals.speculation import SHARED, DraftFacts, draft_division_refusal, draft_refusals
+from banyan.refusals.speculation import (
+    IN_PAGES_OF_ONE,
+    SHARED,
+    DraftFacts,
+    branches_refusal,
+    draft_division_refusal,
+    draft_refusals,
+)
 
 BAD = {
     "sglang_version": ("0.5.24", "sglang 0.5.24", "install sglang==0.5.23"),
@@ -64,6 +71,15 @@ def test_refusals_when_a_gpu_gives_memory_back_then_pages_need_an_arena():
     assert refusals(ServerFacts(device="cuda", enable_memory_saver=True, has_arena=True)) == []
     (line,) = refusals(ServerFacts(device="cuda", enable_memory_saver=True))
     assert "--enable-memory-saver" in line and "--banyan-host-gb" in line
+
+
+@pytest.mark.parametrize("attention", IN_PAGES_OF_ONE)
+def test_drafts_when_windows_are_verified_in_pages_of_one_token_only_then_branches_are_refused_in_others(attention):
+    line = branches_refusal(num_branches=4, attention=attention, page_tokens=16)
+    assert f"--attention-backend {attention}" in line and "use --speculative-eagle-topk 1" in line
+    others = [{"num_branches": 1}, {"attention": "triton"}, {"attention": None}, {"page_tokens": 1}]
+    bad = {"num_branches": 4, "attention": attention, "page_tokens": 16}
+    assert [branches_refusal(**{**bad, **other}) for other in others] == [None] * 4
 
 
 @pytest.mark.parametrize("load_format", NOT_OF_FILES)

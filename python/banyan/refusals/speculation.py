@@ -54,6 +54,21 @@ def layers_of_steps_refusal(found: str) -> str:
     return f"--enable-multi-layer-eagle with {found}: only layers of the model's own are shared with its pages: {OFF}"
 
 
+IN_PAGES_OF_ONE = ("fa3", "fa4")
+"""Attention backends that verify drafts with branches over sliding windows in pages of one token only."""
+
+
+def branches_refusal(*, num_branches: int, attention: str | None, page_tokens: int) -> str | None:
+    """The line for drafts of a model with sliding windows that cannot be verified, shared or not; or None."""
+    if num_branches == 1 or attention not in IN_PAGES_OF_ONE or page_tokens == 1:
+        return None
+    return (
+        f"--speculative-eagle-topk {num_branches}: over sliding windows --attention-backend {attention} verifies "
+        f"drafts with branches in pages of one token only, and these are of {page_tokens}: use "
+        "--speculative-eagle-topk 1, or --banyan-share off without --page-size"
+    )
+
+
 def draft_division_refusal(*, num_draft_shards: int, num_shards: int) -> str | None:
     """The line for a draft whose attention is divided among other processes than the model's, or None: the same shard
     of another rank would have other heads of it."""

@@ -314,6 +314,37 @@ def test_llama_when_upstream_divides_its_vocabulary_no_more_then_the_refusal_can
     assert heirs >= {f"{name}ForCausalLM" for name in LLAMAS if name != "Llama"}
 
 
+BRANCHES = ["--speculative-num-steps", "3", "--speculative-eagle-topk", "4", "--speculative-num-draft-tokens", "8"]
+GEMMA = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "head_dim": 32, "sliding_window": 32}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [[], ["--disable-hybrid-swa-memory"], ["--page-size", "32"]],
+    ids=["apart", "kept in full", "pages of the user's"],
+)
+@pytest.mark.parametrize("model", [{**WINDOWS, "sliding_window": 32}, GEMMA], ids=["windows", "one pool"])
+def test_drafts_when_their_branches_cannot_be_verified_over_windows_then_refused_and_not_at_the_first_request(
+    resolve, draft, capsys, asked, model
+):
+    flags = ["--device", "cuda", "--attention-backend", "fa3", *draft("LlamaForCausalLMEagle3"), *BRANCHES, *asked]
+    with pytest.raises(SystemExit):
+        resolve(*flags, **model)
+    assert "--speculative-eagle-topk 4" in refusal(capsys)
+
+
+def test_drafts_when_their_branches_cannot_be_verified_over_windows_and_nothing_is_shared_then_pages_of_one_token(
+    resolve, draft
+):
+    flags = ["--device", "cuda", "--attention-backend", "fa3", *draft("LlamaForCausalLMEagle3"), *BRANCHES]
+    made = resolve("--banyan-share", "off", *flags, sliding_window=32, **WINDOWS)
+    assert resolved_view(made).page_size == 1
+
+
+def test_drafts_when_they_have_branches_and_the_model_no_windows_then_it_starts(resolve, draft):
+    resolve("--device", "cuda", "--attention-backend", "fa3", *draft("LlamaForCausalLMEagle3"), *BRANCHES)
+
+
 def test_model_when_its_windows_are_kept_in_full_then_it_starts(resolve):
     resolve("--disable-hybrid-swa-memory", sliding_window=32, **WINDOWS)
 

@@ -20,6 +20,7 @@ from sglang.srt.configs.model_config import (
     get_dsa_index_kpool,
     is_deepseek_dsa,
     is_deepseek_v4,
+    is_hybrid_swa_model,
     is_minimax_sparse,
 )
 from sglang.srt.runtime_context import get_parallel
@@ -59,6 +60,14 @@ def model_facts(model_config: Any, *, steps_together_on_cpu: bool) -> ModelFacts
         num_kv_heads=model_config.get_total_num_kv_heads(),
         takes_media=bool(model_config.is_multimodal),
     )
+
+
+def has_windows(model_config: Any) -> bool:
+    """Whether attention looks back through windows, be their KV kept in full (``--disable-hybrid-swa-memory``, models
+    for which SGLang has one pool only)."""
+    kinds = getattr(model_config.hf_text_config, "layer_types", None) or ()
+    architectures = model_config.hf_config.architectures or []
+    return "sliding_attention" in kinds or is_hybrid_swa_model(architectures, model_config.hf_text_config)
 
 
 def draft_config(path: str, *, revision: str | None, trusts_code: bool) -> ModelConfig:

@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sglang.srt.arg_groups.model_override_base import attention_backends_of, resolved_view
+from sglang.srt.arg_groups.model_override_base import attention_backends_of, model_config_of, resolved_view
 
 from banyan import config
+from banyan.refusals.speculation import branches_refusal
 from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.launcher.model import has_windows
 
 logger = logging.getLogger("banyan")
 
@@ -28,12 +30,14 @@ SIZES = (config.DEFAULT_PAGE_TOKENS, 32, 64, 128)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What SGLang makes of some arguments: tokens of a page, and attention backends by what they are for."""
+    """What SGLang makes of some arguments: tokens of a page, and attention backends by what they are for; ``refused``:
+    the line for a rank that would end at its first draft."""
 
     page_tokens: int
     prefill: str | None
     decode: str | None
     drafts: str | None = None
+    refused: str | None = None
 
     def words(self) -> str:
         """For the log and ``banyan doctor``."""
@@ -51,7 +55,18 @@ def choice_of(server_args: Any) -> Choice:
     """Of arguments that are resolved."""
     view = resolved_view(server_args)
     prefill, decode = attention_backends_of(view)
-    return Choice(view.page_size, prefill, decode, view.speculative_draft_attention_backend)
+    return Choice(view.page_size, prefill, decode, view.speculative_draft_attention_backend, _refused(view))
+
+
+def _refused(view: Any) -> str | None:
+    if view.speculative_algorithm is None:
+        return None
+    prefill, decode = attention_backends_of(view)
+    verifies = decode if view.speculative_attention_mode == "decode" else prefill
+    num_branches = view.speculative_eagle_topk or 1
+    line = branches_refusal(num_branches=num_branches, attention=verifies, page_tokens=view.page_size)
+    # The model is looked at where that matters: a configuration may not be here yet.
+    return line if line is not None and has_windows(model_config_of(view)) else None
 
 
 def compared(found: Choice, expected: Choice | None) -> dict[str, Any]:
@@ -127,7 +142,8 @@ def _tried(resolve: Resolve, server_args: Any, **fields: Any) -> Choice | None:
     try:
         with config.kept_environment():
             resolve(tried)
-        return choice_of(tried)
+        found = choice_of(tried)
+        return found if found.refused is None else None
     except Exception:  # noqa: BLE001 - whatever SGLang raises over its arguments, it raises again when it is meant
         return None
     finally:

@@ -44,6 +44,8 @@ def around_resolve_once(original: Callable[[Any], None], server_args: Any) -> No
     _resolve(original, server_args, carried)
     _refuse_cut_pages(resolved_view(server_args))
     found = page_size.choice_of(server_args)
+    if found.refused is not None:
+        runtime.refuse(found.refused)
     carried["choices"] = page_size.compared(found, expected)
     logger.info("banyan: %s", found.words())
 
