@@ -60,6 +60,9 @@ These have neither a row nor an end-to-end test: retraction of running requests,
 adapters or adapters that are loaded while the server runs, two-batch overlap alone, sessions that stream, quantised
 weights, weight updates other than from disk and from tensors, `torch.compile`, hidden states, parsers of reasoning,
 calls that a parser of tools finds, AMD's GPUs and NPUs.
+
+Beam search (`sampling_params`: `beam_width`) SGLang does in pages of one token only: a server with Banyan answers it
+with 400, unless it has `--banyan-share off` and `--page-size 1`.
 """
 NOT_EXERCISED = ("no overlap of scheduler and forward", "priorities", "longest prefix first", "mixed chunks")
 """Modes that only act where several requests wait or run, which the harness never brings about."""
