@@ -96,6 +96,18 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize("asked", [["DFLASH"], ["DSPARK"], ["EAGLE3", *PAIRED, "prefill"]], ids=lambda asked: asked[0])
+def test_start_when_an_algorithm_only_says_which_states_are_captured_then_there_are_no_drafts_to_refuse(
+    asked, clean_environment
+):
+    carried = runtime.bookkeeping(
+        prepare_server_args(
+            [*BASE, "--enable-banyan", "--enable-return-aux-hidden-states", "--speculative-algorithm", *asked]
+        )
+    )
+    assert "drafts" not in carried["needed"]
+
+
 @pytest.mark.parametrize("flag", REFUSED)
 def test_start_when_the_combination_cannot_work_then_one_line_and_exit_2(flag, capsys):
     extra, way_out = REFUSED[flag]

@@ -193,7 +193,7 @@ def asked_of(args: Any, wanted: Config, layout: Layout, model: ModelFacts | None
     return Asked(
         config=wanted,
         device=runtime.device_of(args),
-        algorithm=args.speculative_algorithm,
+        algorithm=_algorithm(args),
         has_adapters=bool(args.lora_paths),
         disaggregation_mode=args.disaggregation_mode,
         steps_together=layout.steps_together,
@@ -201,6 +201,11 @@ def asked_of(args: Any, wanted: Config, layout: Layout, model: ModelFacts | None
         layout=layout,
         args=args,
     )
+
+
+def _algorithm(args: Any) -> str | None:
+    """Of speculation. With that flag SGLang captures states as it says, and drops it."""
+    return None if args.enable_return_aux_hidden_states else args.speculative_algorithm
 
 
 def _with_member_slots(wanted: Config, layout: Layout) -> Config:
@@ -359,7 +364,7 @@ def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:
 
 def _draft(args: Any) -> DraftFacts:
     return DraftFacts(
-        algorithm=args.speculative_algorithm,
+        algorithm=_algorithm(args),
         has_layers_of_steps=args.enable_multi_layer_eagle,
         disaggregation_mode=args.disaggregation_mode,
         skips_draft_extend=config.skips_draft_extend(),
@@ -375,7 +380,7 @@ def kinds(args: Any, wanted: Config, layout: Layout, model: ModelFacts) -> KindF
         has_int8_checkpoints=args.enable_int8_mamba_checkpoint,
         replays=args.enable_linear_replayssm or args.enable_linear_replayssm_spec,
         prefill_graphs=args.cuda_graph_config.prefill.backend,
-        algorithm=args.speculative_algorithm,
+        algorithm=_algorithm(args),
         disaggregation_mode=args.disaggregation_mode,
         is_context_parallel=modes(args).is_context_parallel,
         deals_with_nodes=wanted.deals_with_nodes,
@@ -400,7 +405,7 @@ def modes(args: Any) -> ModeFacts:
         ModeFacts,
         args,
         divides_kv=args.enable_dsa_cache_layer_split or args.enable_kv_cache_sharding,
-        algorithm=args.speculative_algorithm,
+        algorithm=_algorithm(args),
     )
 
 
