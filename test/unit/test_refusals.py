@@ -93,6 +93,7 @@ def test_refusals_when_weights_are_not_those_of_the_checkpoint_then_pages_that_m
 @pytest.mark.parametrize(
     ("asked", "flag"),
     [
+        *(({"speculative_draft_load_format": one}, f"--speculative-draft-load-format {one}") for one in NOT_OF_FILES),
         ({"weight_cache_mode": "client"}, "--weight-cache-mode client"),
         ({"weight_cache_mode": "daemon"}, "--weight-cache-mode daemon"),
         ({"modelopt_checkpoint_restore_path": "/m"}, "--modelopt-checkpoint-restore-path /m"),
@@ -153,7 +154,7 @@ def test_refusals_when_several_facts_are_bad_then_all_are_said_at_once():
 
 def test_facts_when_a_field_is_added_then_it_has_a_refusal_here():
     covered = {*BAD, *BAD_PAIR, *BAD_DECODE, "expandable_segments", "sizes_pool_after_capture", "has_arena"}
-    covered |= {"enable_memory_saver", "load_format", "knows_weights"}
+    covered |= {"enable_memory_saver", "load_format", "speculative_draft_load_format", "knows_weights"}
     covered |= {"weight_cache_mode", "modelopt_checkpoint_restore_path", "kt_weight_path"}
     covered |= {"hicache_size", "disaggregation_mode", "load_balance_method", "policy", "num_ranks"}
     assert {field.name for field in fields(ServerFacts)} == covered

@@ -63,6 +63,7 @@ class ServerFacts:
     store_admit: str = "first"
     kv_cache_dtype: str = "auto"
     load_format: str = "auto"
+    speculative_draft_load_format: str | None = None
     weight_cache_mode: str = "off"
     modelopt_checkpoint_restore_path: str | None = None
     kt_weight_path: str | None = None
@@ -196,6 +197,8 @@ _RULES: tuple[Rule[ServerFacts], ...] = (
         lambda f: "--enable-unified-memory: its pools are not page arrays that a peer could read: drop that flag",
     ),
     _of_other_weights("load_format", NOT_OF_FILES.__contains__, "use --load-format auto"),
+    # A draft's pages go with the model's.
+    _of_other_weights("speculative_draft_load_format", NOT_OF_FILES.__contains__),
     # Of a process that has read them whenever it was started.
     _of_other_weights("weight_cache_mode", lambda mode: mode != "off"),
     _of_other_weights("modelopt_checkpoint_restore_path", bool),
