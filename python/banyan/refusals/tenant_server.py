@@ -30,8 +30,8 @@ _RULES: tuple[Rule[TenantFacts], ...] = (
     Rule(
         lambda f: f.is_embedding,
         lambda f: (
-            f"{FLAG} with --is-embedding: SGLang has no salt for prompts of which vectors are asked: serve each "
-            "tenant by a server of its own, or use --disable-radix-cache without that flag"
+            f"{FLAG} with --is-embedding, or a model for vectors or scores: SGLang has no salt for such prompts: serve "
+            "each tenant by a server of its own, or use --disable-radix-cache without that flag"
         ),
     ),
     Rule(

@@ -243,6 +243,27 @@ def test_model_when_it_makes_vectors_or_rewards_then_it_starts(resolve):
     resolve(architectures=["LlamaForSequenceClassification"])
 
 
+@pytest.fixture
+def tenants(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"0123456789abcdef")
+    secret.chmod(0o600)
+    return ["--banyan-tenant-secret-file", str(secret)]
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForSequenceClassification", "LlamaEmbeddingModel"])
+def test_model_when_it_makes_vectors_or_rewards_unasked_then_it_cannot_keep_tenants_apart(
+    resolve, capsys, tenants, architecture
+):
+    with pytest.raises(SystemExit):
+        resolve(*tenants, architectures=[architecture])
+    assert "--banyan-tenant-secret-file with --is-embedding, or a model for vectors" in refusal(capsys)
+
+
+def test_model_when_it_generates_then_it_can_keep_tenants_apart(resolve, tenants):
+    resolve(*tenants)
+
+
 @pytest.mark.parametrize("spelling", [["--enable-dp-attention"], ["--dp", "1", "--attn-dp-size", "2"]])
 def test_model_when_it_is_a_llama_and_ranks_step_together_on_the_cpu_then_refused_by_its_name(
     resolve, capsys, spelling

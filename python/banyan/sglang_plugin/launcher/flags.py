@@ -284,16 +284,11 @@ def _tenant_refusals(wanted: Config, args: Any) -> list[str]:
     """Why tenants cannot be served here."""
     if not wanted.tenant_secret_file:
         return []
-    facts = TenantFacts(
-        shares=wanted.shares,
-        is_embedding=bool(args.is_embedding),
-        speaks_grpc=bool(args.smg_grpc_mode or args.grpc_mode or args.grpc_port or config.names_grpc_port()),
-    )
     try:
         tenant_salts.name_of(wanted.tenant_secret_file)
     except (OSError, ValueError) as error:
         return [file_refusal(path=wanted.tenant_secret_file, error=error)]
-    return tenant_refusals(facts)
+    return tenant_refusals(tenants(args, wanted))
 
 
 def _arena_refusals(wanted: Config) -> list[str]:
@@ -359,6 +354,15 @@ def facts(args: Any, wanted: Config, layout: Layout) -> ServerFacts:
         store_admit=wanted.store_admit if wanted.store else "first",
         rust_server=config.uses_rust_server(),
         rust_servicer=(args.smg_grpc_mode or args.grpc_mode) and config.uses_rust_servicer(),
+    )
+
+
+def tenants(args: Any, wanted: Config) -> TenantFacts:
+    """What decides whether tenants can be kept apart; of such arguments too."""
+    return TenantFacts(
+        shares=wanted.shares,
+        is_embedding=bool(args.is_embedding),
+        speaks_grpc=bool(args.smg_grpc_mode or args.grpc_mode or args.grpc_port or config.names_grpc_port()),
     )
 
 

@@ -24,6 +24,7 @@ from banyan.refusals.models import ModelFacts, draft_vocabulary_refusal, model_r
 from banyan.refusals.modes import mode_refusals, no_cache_refusal
 from banyan.refusals.speculation import layers_of_steps_refusal
 from banyan.refusals.start import chunk_refusal, undecided_refusal
+from banyan.refusals.tenant_server import tenant_refusals
 from banyan.sglang_plugin import model_files, runtime
 from banyan.sglang_plugin.launcher import flags, page_size
 from banyan.sglang_plugin.launcher.model import architecture_of, draft_config, model_facts
@@ -137,12 +138,21 @@ def _reasons(server_args: Any, carried: dict[str, Any], model: ModelFacts | None
     wanted, layout = Config.from_dict(carried["config"]), Layout.from_dict(carried["layout"])
     # The linker is ours by now. Without a radix cache it is idle, which the ranks say.
     facts = replace(flags.facts(view, wanted, layout), external_linker_backend=None, disable_radix_cache=False)
-    reasons = [*refusals(facts), *mode_refusals(flags.modes(view))]
+    reasons = [*refusals(facts), *mode_refusals(flags.modes(view)), *_tenant_lines(view, wanted)]
     reasons += features.refusals(carried["off"], _asked_of(server_args, carried, model))
     lines = [] if model is None else [model_refusal(model), _draft_line(view, model), _steps_line(view)]
     if any(lines):
         return [*reasons, *filter(None, lines)]
     return reasons if model is None else [*reasons, *kind_refusals(flags.kinds(view, wanted, layout, model))]
+
+
+def _tenant_lines(view: Any, wanted: Config) -> list[str]:
+    """Why tenants cannot be kept apart. Some models make vectors without ``--is-embedding``."""
+    if not wanted.tenant_secret_file:
+        return []
+    makes_vectors = not (_has_no_model(view) or model_config_of(view).is_generation)
+    asked = flags.tenants(view, wanted)
+    return tenant_refusals(replace(asked, is_embedding=asked.is_embedding or makes_vectors))
 
 
 def _draft_line(view: Any, model: ModelFacts) -> str | None:
