@@ -47,6 +47,10 @@ LOAD_PATIENCE_S = 0.03
 """A copy of ``MOST_MOVED_BYTES`` takes a third of it. A rank that steps alone waits no longer: it may hold leases for
 copies that have not begun, which do not go on by themselves, so there a circle is possible."""
 
+READER_PATIENCE_S = 60.0
+"""A copy takes milliseconds, but it may be queued behind a long forward of its reader. A reader that holds a page for
+longer is stuck, and then the pool really is short."""
+
 MOST_MOVED_BYTES = 256 << 20
 """10 ms over PCIe 4.0 x16 at 25 GB/s: taken until moves and forwards were measured."""
 

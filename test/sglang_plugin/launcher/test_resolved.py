@@ -6,6 +6,7 @@ import inspect
 import json
 import pickle
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from sglang.srt.arg_groups.model_override_base import resolved_view
@@ -82,6 +83,26 @@ def test_model_when_its_pages_outlive_the_server_then_its_files_are_noted_before
     assert model_files.changed(noted) is None
     weights.write_bytes(b"others")
     assert model_files.changed(noted) == str(weights)
+
+
+@pytest.mark.parametrize(
+    ("asked", "flags"),
+    [
+        ([], []),
+        (["--watchdog-timeout", "61"], []),
+        (["--watchdog-timeout", "60"], ["--watchdog-timeout"]),
+        (
+            ["--watchdog-timeout", "30", "--soft-watchdog-timeout", "5"],
+            ["--watchdog-timeout", "--soft-watchdog-timeout"],
+        ),
+        (["--watchdog-timeout", "30", "--banyan-share", "off"], []),
+    ],
+)
+def test_watchdog_when_a_rank_may_wait_for_longer_than_it_does_then_a_line_says_so(resolve, monkeypatch, asked, flags):
+    told = Mock(wraps=resolved.logger)
+    monkeypatch.setattr(resolved, "logger", told)
+    resolve(*asked)
+    assert [call.args[1] for call in told.warning.call_args_list] == flags
 
 
 @pytest.mark.parametrize("share", ["peer", "off"])

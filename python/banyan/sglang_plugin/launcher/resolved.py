@@ -18,6 +18,7 @@ from banyan import feature_list as features
 from banyan.config import Config
 from banyan.feature import Asked
 from banyan.layout import Layout
+from banyan.pacing.lockstep import READER_PATIENCE_S
 from banyan.refusals import layout_refusal, refusals
 from banyan.refusals.kinds import STRATEGY, kept_states_refusal, kind_refusals
 from banyan.refusals.models import ModelFacts, draft_vocabulary_refusal, model_refusal
@@ -97,6 +98,7 @@ def _decide(server_args: Any, carried: dict[str, Any]) -> None:
     reasons = _reasons(server_args, carried, model)
     if reasons:
         runtime.refuse(*reasons)
+    _warn_of_watchdogs(resolved_view(server_args))
     carried["needed"] = features.needed(_asked_of(server_args, carried, model))
     # Ranks on a CPU may add some.
     carried["num_kv_heads"] = 0 if model is None else model.num_kv_heads
@@ -105,6 +107,15 @@ def _decide(server_args: Any, carried: dict[str, Any]) -> None:
     if Config.from_dict(carried["config"]).knows_weights:
         loaded = _loaded(resolved_view(server_args))
         carried["noted"] += [model_files.note(path, revision) for path, revision in loaded if path]
+
+
+def _warn_of_watchdogs(view: Any) -> None:
+    """SGLang's count while a busy rank waits for readers of its pages."""
+    asked_s = {"--watchdog-timeout": view.watchdog_timeout, "--soft-watchdog-timeout": view.soft_watchdog_timeout}
+    for flag, timeout_s in asked_s.items():
+        if timeout_s is not None and timeout_s <= READER_PATIENCE_S:
+            line = "banyan: %s %g: a rank that waits up to %g s for pages that others read is taken to hang: use more"
+            logger.warning(line, flag, timeout_s, READER_PATIENCE_S)
 
 
 def _loaded(view: Any) -> Iterator[tuple[str | None, str | None]]:

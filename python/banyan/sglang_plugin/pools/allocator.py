@@ -15,12 +15,11 @@ import numpy as np
 import torch
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 
-from banyan.pacing.lockstep import LOAD_PATIENCE_S
+from banyan.pacing.lockstep import LOAD_PATIENCE_S, READER_PATIENCE_S
 from banyan.sglang_plugin.pools.quarantine import (
     CIRCLE_S,
     NO_PAGES,
     OLD_S,
-    READER_PATIENCE_S,
     Quarantine,
     frame_array,
 )

@@ -20,6 +20,7 @@ from banyan import _native
 from banyan.config import Config
 from banyan.layout import BlockGeometry
 from banyan.layout.member_slots import MemberSlots
+from banyan.pacing.lockstep import READER_PATIENCE_S
 from banyan.planner import Piece
 from banyan.ports import OwnFrameTable, Peers
 from banyan.sglang_plugin.pools.access import PoolAccess, Publish, Window
@@ -34,7 +35,7 @@ from banyan.sglang_plugin.pools.device_start import (
     open_ring,
     pin_arena,
 )
-from banyan.sglang_plugin.pools.quarantine import POLL_S, READER_PATIENCE_S, OwnPages
+from banyan.sglang_plugin.pools.quarantine import POLL_S, OwnPages
 from banyan.sglang_plugin.pools.rank_device import RankDevice
 from banyan.sglang_plugin.pools.reserve import Reserve
 from banyan.transport.capability import Route

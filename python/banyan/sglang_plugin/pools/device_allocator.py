@@ -11,9 +11,10 @@ import time
 
 import torch
 
+from banyan.pacing.lockstep import READER_PATIENCE_S
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.device_numbers import NumbersOnDevice
-from banyan.sglang_plugin.pools.quarantine import POLL_S, READER_PATIENCE_S
+from banyan.sglang_plugin.pools.quarantine import POLL_S
 
 
 class DeviceAllocator(NumbersOnDevice, QuarantiningAllocator):

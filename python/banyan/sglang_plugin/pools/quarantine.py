@@ -21,15 +21,12 @@ from numpy.typing import NDArray
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from banyan import faults
+from banyan.pacing.lockstep import READER_PATIENCE_S
 
 logger = logging.getLogger("banyan")
 T = TypeVar("T")
 
 NO_PAGES: NDArray[np.int64] = np.empty(0, dtype=np.int64)
-
-READER_PATIENCE_S = 60.0
-"""A copy takes milliseconds, but it may be queued behind a long forward of its reader. A reader that holds a page for
-longer is stuck, and then the pool really is short."""
 
 OLD_S = 0.5
 """From then on what a reader holds is not counted on where others can be evicted in its place."""

@@ -27,8 +27,9 @@ from banyan.arena.store_tier import StoreTier
 from banyan.arena.window import backup_limit_bytes, read_limit_bytes
 from banyan.layout.member_slots import MemberSlots
 from banyan.pacing.admission import WriteAdmission
+from banyan.pacing.lockstep import READER_PATIENCE_S
 from banyan.ports import OwnFrameTable, PageStore, Peers
-from banyan.sglang_plugin.pools.quarantine import POLL_S, READER_PATIENCE_S
+from banyan.sglang_plugin.pools.quarantine import POLL_S
 from banyan.sglang_plugin.rank.arena_memory import Arena
 from banyan.sglang_plugin.rank.points import SourceAccess, TierParts
 from banyan.sglang_plugin.rank.reporting.arena_events import ArenaEvents

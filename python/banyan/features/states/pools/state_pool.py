@@ -27,6 +27,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from banyan import _native
 from banyan.layout import PageLayout, PoolGeometry
+from banyan.pacing.lockstep import READER_PATIENCE_S
 from banyan.restorable import reached_in_turn
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.described_pool import DescribedPool
@@ -42,7 +43,7 @@ from banyan.sglang_plugin.pools.kind_pools import (
     share_of_memory,
     two_kinds,
 )
-from banyan.sglang_plugin.pools.quarantine import NO_PAGES, READER_PATIENCE_S, Quarantine, frame_array
+from banyan.sglang_plugin.pools.quarantine import NO_PAGES, Quarantine, frame_array
 
 
 class QuarantiningSlots(Quarantine, MambaSlotAllocator):
