@@ -480,6 +480,7 @@ def test_load_when_requests_come_in_then_it_is_published_at_once(monkeypatch, po
 
 def test_request_when_it_is_created_then_it_carries_the_hint_and_is_counted(node, monkeypatch):
     rank_table, ranks = node
+    monkeypatch.setattr(runtime, "config", Config)
     monkeypatch.setattr(runtime, "is_sharing", lambda: True)
     counters = Counters()
     monkeypatch.setattr(linker, "_installed", SimpleNamespace(arrive=lambda rid: None, counters=counters))

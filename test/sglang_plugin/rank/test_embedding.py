@@ -42,6 +42,7 @@ class Worker(tp_worker.TpModelWorker):
 
 @pytest.fixture(autouse=True)
 def _sharing(monkeypatch):
+    monkeypatch.setattr(runtime, "config", Config)
     monkeypatch.setattr(runtime, "is_sharing", lambda: True)
 
 

@@ -62,6 +62,7 @@ def sglangs_keys(req):
 def rank(monkeypatch, tmp_path):
     """With a store that takes pages at their second access."""
     monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
+    monkeypatch.setattr(runtime, "config", Config)
     monkeypatch.setattr(runtime, "is_sharing", lambda: True)
     config = Config(min_fetch_tokens=PAGE, host_gb=0.001, store=(str(tmp_path),), store_gb=0.01, store_admit="second")
     rank, _, pages = make_rank(monkeypatch, _native.RankTable.create(4), 0, config)

@@ -43,6 +43,29 @@ def test_abort_when_other_ids_begin_alike_then_they_go_on(queue):
     assert aborted(queue, rid="b") == ["b"]
 
 
+CREATED = "sglang.srt.managers.scheduler.Scheduler._create_generation_req"
+QUEUED = "sglang.srt.managers.scheduler.Scheduler._add_request_to_queue"
+
+
+class Come:
+    """One of SGLang's that nobody has registered yet."""
+
+    def __init__(self, rid):
+        self.rid = rid
+
+
+@pytest.mark.parametrize("comes", ["created", "queued"])
+def test_abort_when_the_rank_shares_nothing_then_others_go_on_all_the_same(monkeypatch, comes):
+    monkeypatch.setattr(runtime, "config", lambda: Config(share="off"))
+    queue = [Come(rid) for rid in RIDS]
+    for req in queue:
+        if comes == "created":
+            hooked(CREATED, lambda scheduler, req: req)(None, req)
+        else:
+            hooked(QUEUED, lambda scheduler, req: None)(None, req)
+    assert aborted(queue, rid="a") == ["a", "a", "a_0", "a-n1", "a-7"]
+
+
 def test_abort_when_it_is_of_all_then_all_end(queue):
     assert aborted(queue, abort_all=True) == list(RIDS)
 

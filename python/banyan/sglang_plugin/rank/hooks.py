@@ -24,6 +24,10 @@ _SEES_WITHIN_IMAGES = frozenset(f"{name}ForConditionalGeneration" for name in ("
 
 def after_create_generation_req(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: Any) -> None:
     """Give every request the three fields of the design; the dispatcher's hint is their first value."""
+    if runtime.config() is None:
+        return
+    # Where nothing is shared as well: of those that are known an abort ends only whom it means (``whole_ids``).
+    requests.register(req)
     if not runtime.is_sharing():
         return
     seen = _hint_of(req.kv_hints)
@@ -40,9 +44,14 @@ def before_add_request_to_queue(scheduler: Any, req: Any, *args: Any, **kwargs: 
     """A request is queued, once or more often. One of an embedding or reward model SGLang makes in another place, and
     nobody hints at its prefix. Of one with an image, a video or a sound the tokens are known since it was made.
     """
+    if runtime.config() is None:
+        return
+    is_new = not requests.is_known(req)
+    if is_new:
+        requests.register(req)
     if not runtime.is_sharing():
         return
-    if not requests.is_known(req):
+    if is_new:
         _introduce(req, None, None)
     if not req.banyan_has_arrived:
         _arrive(req)
@@ -100,7 +109,6 @@ def _introduce(req: Any, seen: PrefixHint | None, wanted: Action | None) -> None
     req.banyan_asked = wanted
     req.banyan_decision = seen.decision if seen is not None else None
     req.banyan_has_arrived = False
-    requests.register(req)
 
 
 def _arrive(req: Any) -> None:

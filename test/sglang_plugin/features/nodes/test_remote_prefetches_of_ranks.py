@@ -27,6 +27,7 @@ PROMPT = list(range(100, 100 + NUM_PAGES * PAGE + 2))
 def servers(monkeypatch, tmp_path):
     """What reads for the other (its pages are in the store, and nowhere else), and the other one."""
     monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
+    monkeypatch.setattr(runtime, "config", Config)
     monkeypatch.setattr(runtime, "is_sharing", lambda: True)
     monkeypatch.setattr(node_access, "LEAST_PART_TOKENS", PAGE)
     secret, address = tmp_path / "secret", free_address()

@@ -34,6 +34,7 @@ def poll(linker, condition):
 def servers(monkeypatch, tmp_path):
     """Two that lend, of which the second has the prompt, and one that asks both."""
     monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
+    monkeypatch.setattr(runtime, "config", Config)
     monkeypatch.setattr(runtime, "is_sharing", lambda: True)
     secret = tmp_path / "secret"
     secret.write_bytes(b"a secret of all nodes")
