@@ -30,6 +30,14 @@ def allocator_refusal(*, allocator_class: str) -> str:
     return f"this platform has its own page allocator ({allocator_class}): use --banyan-share off"
 
 
+def shard_refusal(error: Exception) -> str:
+    """The line for one process of a rank that several compute (``--tp``) in which Banyan itself has failed."""
+    return (
+        f"Banyan cannot be set up in one process of a rank ({type(error).__name__}: {error}), and the others of the "
+        "rank cannot go on without it: mend that, or use --banyan-share off"
+    )
+
+
 def device_refusal(obstacle: str) -> str:
     """The line for a GPU whose pages no other rank can reach."""
     return f"{obstacle}: use --banyan-share off"

@@ -247,22 +247,38 @@ def test_load_when_its_places_cannot_be_told_in_one_shard_then_the_others_get_it
     assert reader.finish_layer_wise_loading(reader.start_layer_wise_loading())
 
 
-@pytest.mark.parametrize("num_shards", [1, 2])
-def test_linker_when_it_could_not_be_built_in_one_shard_then_the_others_go_on_with_their_nodes(monkeypatch, num_shards):
-    def build(*args, **kwargs):
+@pytest.fixture
+def build_in_vain(monkeypatch):
+    """What SGLang gets of a linker that cannot be built, in a rank of so many processes; whether that is off then."""
+
+    def fail(*args, **kwargs):
         raise OSError("too many open files")
 
-    monkeypatch.setattr(entry, "BanyanLinker", build)
+    def run(num_shards):
+        monkeypatch.setattr(entry, "Shards", lambda params: SimpleNamespace(is_one=num_shards == 1))
+        return entry.Linker(SERVER, None, components=set(), extra_config={})
+
+    turned_off = []
+    monkeypatch.setattr(entry, "BanyanLinker", fail)
     monkeypatch.setattr(entry.own_slots, "take_server_id", lambda args: None)
-    monkeypatch.setattr(entry, "Shards", lambda params: SimpleNamespace(is_one=num_shards == 1))
-    for name, otherwise in (("counts", dict), ("note", lambda *args: None)):
+    for name, otherwise in (("counts", dict), ("note", lambda *args, **kwargs: None)):
         monkeypatch.setattr(entry.faults, name, otherwise)
-    monkeypatch.setattr(runtime, "turn_off", lambda: None)
-    built = entry.Linker(SERVER, None, components=set(), extra_config={})
-    assert built.offload(transfer(keys(1), None)) == (num_shards == 2)
-    assert built.num_completed_offloads() == num_shards - 1
-    if num_shards == 2:
-        assert not built.pop_completed_offload() and built.num_completed_offloads() == 0
+    monkeypatch.setattr(runtime, "turn_off", lambda: turned_off.append(True))
+    return run, turned_off
+
+
+def test_linker_when_it_cannot_be_built_then_its_rank_goes_on_without_sharing(build_in_vain):
+    run, turned_off = build_in_vain
+    built = run(1)
+    assert turned_off and not built.offload(transfer(keys(1), None)) and built.num_completed_offloads() == 0
+
+
+def test_linker_when_it_cannot_be_built_in_a_shard_then_the_start_ends_with_the_fault(build_in_vain, capsys):
+    """The others of its rank have theirs: they would wait for agreements that this one never joins."""
+    run, turned_off = build_in_vain
+    with pytest.raises(SystemExit):
+        run(2)
+    assert not turned_off and "too many open files" in capsys.readouterr().err
 
 
 def test_page_when_freed_then_it_is_not_offered_any_more(ranks):

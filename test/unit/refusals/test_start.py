@@ -17,6 +17,7 @@ PLUGIN = Path(__file__).parents[3] / "python" / "banyan" / "sglang_plugin"
         (start.page_hash_refusal("no g++"), "no g++", "libssl-dev"),
         (start.allocator_refusal(allocator_class="NpuAllocator"), "NpuAllocator", "--banyan-share off"),
         (start.disagreement_refusal("16 and 64"), "16 and 64", "--banyan-share off"),
+        (start.shard_refusal(OSError("EMFILE")), "OSError: EMFILE", "--banyan-share off"),
         (start.pool_layout_refusal(), "KV pool", "--banyan-share off"),
         (start.pool_memory_refusal(need_bytes=7, error="ENOMEM"), "7 bytes", "--max-total-tokens"),
         (start.undecided_refusal(ValueError("not published")), "ValueError: not published", "--banyan-share off"),
