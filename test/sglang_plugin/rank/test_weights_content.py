@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from sglang.srt.layers.layernorm import GemmaRMSNorm
+from sglang.srt.lora.layers import BaseLayerWithLoRA
 
 from banyan.sglang_plugin.rank import shards, weights_content
 from banyan.sglang_plugin.rank.weights_content import FAILED, UNKNOWN, agreed_digest, own_digest
@@ -40,6 +41,20 @@ def test_digest_when_the_bytes_are_the_same_then_the_same():
 def test_digest_when_a_table_differs_that_comes_of_the_configuration_then_the_same():
     """SGLang's own check passes these over, too."""
     assert own_digest(updater(model(cos_sin_cache=2.0))) == own_digest(updater(model()))
+
+
+def with_adapter(slots, derived=1.0):
+    """As SGLang puts adapters around a layer: their slots are tensors of the module that stands in its place."""
+    module = torch.nn.Module()
+    module.proj = BaseLayerWithLoRA(model(derived=derived), None)
+    module.proj.A_buffer = module.proj.lora_a = torch.full((2, 4), slots)
+    return updater(module)
+
+
+def test_digest_when_ranks_have_served_other_adapters_then_the_same():
+    """They would never lend to each other again."""
+    assert own_digest(with_adapter(1.0)) == own_digest(with_adapter(2.0)) != UNKNOWN
+    assert own_digest(with_adapter(1.0, derived=2.0)) != own_digest(with_adapter(1.0))
 
 
 def test_digest_when_what_a_model_derives_is_of_weights_before_then_another():

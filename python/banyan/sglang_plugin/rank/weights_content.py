@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from sglang.srt.lora.layers import BaseLayerWithLoRA
 from sglang.srt.managers.mm_utils import tensor_hash
 from sglang.srt.utils.weight_checker import _is_non_persistent_buffer_name
 
@@ -43,9 +44,13 @@ def own_digest(updater: Any) -> bytes:
 
 def _tensors(model: torch.nn.Module) -> Mapping[str, torch.Tensor]:
     """What is in no file as well, buffers and plain attributes of modules: a model derives it from its weights, and a
-    loader may pass that over. But for tables that SGLang makes of the configuration alone, and lets grow."""
+    loader may pass that over. But for tables that SGLang makes of the configuration alone, and lets grow; and for the
+    slots of adapters, which hold what was asked for lately."""
     beside = dict(model.named_buffers())
     for prefix, module in model.named_modules():
+        if isinstance(module, BaseLayerWithLoRA):
+            # The layer that it stands around is a module of its own.
+            continue
         named = {f"{prefix}.{name}": value for name, value in vars(module).items()}
         beside |= {name: value for name, value in named.items() if isinstance(value, torch.Tensor)}
     kept = {name: value for name, value in beside.items() if not _is_non_persistent_buffer_name(name)}
