@@ -422,6 +422,21 @@ def test_arrive_when_a_request_waits_then_its_pages_are_wanted_until_it_is_serve
     assert rank.state()["age_power"] == -1.0
 
 
+def test_arrive_when_sharing_has_stopped_then_nothing_is_read_for_the_request(ranks, monkeypatch):
+    """Nobody asks for it; the drive and the arena are of use to others."""
+    _, ((rank, _, _), (peer, _, _)) = ranks
+    monkeypatch.setattr(module.requests, "prompt_keys", lambda request, page_tokens: keys(1))
+    prepared = []
+    monkeypatch.setattr(rank.kinds, "arrive", lambda request, *args: prepared.append(request))
+    rank.arrive("before")
+    rank.stop()
+    rank.arrive("after")
+    assert prepared == ["before"] * (rank.kinds.full.tier is not None)
+    assert peer.counters.peer_prompts == 0
+    peer.arrive("another")
+    assert peer.counters.peer_prompts == 2, "but what it asks for is told all the same"
+
+
 def test_arrive_when_a_prompt_has_come_to_the_other_rank_then_it_is_heard_of_when_the_next_one_comes(
     ranks, monkeypatch
 ):

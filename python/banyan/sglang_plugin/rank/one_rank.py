@@ -145,6 +145,9 @@ class Rank:
         pages = self.demand.tell(keys)
         asked_before = self.demand.asked(pages, request) * self.page_tokens if self.chooses_victims else None
         requests.note_prompt(request, pages, asked_before, self._lines.saw)
+        if self.cache.is_stopped:
+            # Nobody asks for what would be read.
+            return
         full = self.kinds.full
         if full.tier is None or (full.guards_adapters and requests.is_of_this_server(request)):
             return
