@@ -135,6 +135,19 @@ class Backup:
         """What is queued, the oldest first, as far as there is room, in one copy."""
         loads: list[tuple[Lease, array[int]]] = []
         sent: list[_Sent] = []
+        try:
+            self._lease(loads, sent)
+            if loads:
+                self._moving.append(_Moving(sent, self._peers.start_copy(loads)))
+        except BaseException:
+            # Nothing has been begun; whatever it is, what keeps it to itself would run out of frames.
+            for lease, _ in loads:
+                lease.release()
+            self._give_up(sent)
+            raise
+
+    def _lease(self, loads: list[tuple[Lease, array[int]]], sent: list[_Sent]) -> None:
+        """What one copy is to bring; all that is claimed for it is in ``sent``."""
         for _ in range(len(self._queue)):
             if len(self._on_their_way) >= self._max_pages:
                 break
@@ -146,26 +159,15 @@ class Backup:
             found, moved = claimed
             if not moved.frames:
                 break
+            sent.append(moved)
             lease = self._peers.lease(found, moved.keys)
             if lease is None:
+                sent.pop()
                 self._counters.backups_dropped_pages += len(moved.keys)
                 self._residency.abandon(moved.frames)
                 continue
             loads.append((lease, array("q", moved.frames)))
-            sent.append(moved)
             self._on_their_way.update(moved.keys)
-        if loads:
-            self._moving.append(_Moving(sent, self._started(loads, sent)))
-
-    def _started(self, loads: Sequence[tuple[Lease, array[int]]], sent: Sequence[_Sent]) -> Copy:
-        try:
-            return self._peers.start_copy(loads)
-        except (OSError, ValueError):
-            # Nothing has been begun.
-            for lease, _ in loads:
-                lease.release()
-            self._give_up(sent)
-            raise
 
     def _give_up(self, sent: Iterable[_Sent]) -> None:
         """They have not come."""

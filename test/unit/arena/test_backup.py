@@ -11,7 +11,7 @@ import pytest
 from test.unit.cache_rig import LAYOUT, make_cache, request
 from test.unit.directory.rig import NAMESPACE, NUM_LAYERS, PAGE_BYTES, Rank, frames, keys
 
-from banyan._native import FrameTable, Peers, RankTable, SharedBytes
+from banyan._native import FrameTable, Lease, Match, Peers, RankTable, SharedBytes
 from banyan.arena import backup
 from banyan.arena.backup import Backup, Landed
 from banyan.arena.residency import Residency
@@ -259,25 +259,41 @@ def test_offer_when_the_pool_has_withdrawn_the_pages_then_nothing_is_held(hosts:
     assert owner.residency.num_filling == 0 and not owner.wait_landed()
 
 
+class Panic(BaseException):
+    """As native code raises it."""
+
+
+@pytest.mark.parametrize("error", [OSError, RuntimeError, Panic])
+@pytest.mark.parametrize("failing", ["start_copy", "lease"])
 def test_offer_when_no_copy_can_be_begun_then_frames_and_leases_are_free_and_the_next_one_lands(
-    hosts: list[Host], monkeypatch: pytest.MonkeyPatch
+    hosts: list[Host], monkeypatch: pytest.MonkeyPatch, failing: str, error: type[BaseException]
 ) -> None:
-    class Refusing:
-        lookup, lease = hosts[0].view.lookup, hosts[0].view.lease
+    """It is tried again in every step: a server that lost what it had claimed would soon have no frame."""
+
+    class Failing:
+        lookup = hosts[0].view.lookup
+
+        def lease(self, found: Match, wanted: list[str]) -> Lease | None:
+            if failing == "lease" and wanted == keys(7):
+                raise error("no more of them")
+            return hosts[0].view.lease(found, wanted)
 
         def start_copy(self, loads: object) -> None:
-            raise OSError("cannot start the copy thread")
+            raise error("no more of them")
 
     owner = hosts[0]
-    owner.rank.frame_table.publish(frames(3, 4), keys(1, 2))
+    owner.rank.frame_table.publish(frames(3, 4, 5), keys(1, 2, 7))
+    for _ in range(2):
+        owner.backup.offer(keys(1, 2))
+        owner.backup.offer(keys(7))
+        with monkeypatch.context() as patched, pytest.raises(error, match="no more"):
+            patched.setattr(owner.backup, "_peers", Failing())
+            owner.backup.poll()
+    assert owner.residency.num_filling == 0 and owner.counters.backups_failed == 2
     owner.backup.offer(keys(1, 2))
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="copy thread"):
-        patched.setattr(owner.backup, "_peers", Refusing())
-        owner.backup.poll()
-    assert owner.residency.num_filling == 0 and owner.counters.backups_failed == 1
-    owner.backup.offer(keys(1, 2))
-    assert [landed.keys for landed in owner.wait_landed()] == [keys(1, 2)]
-    assert owner.rank.frame_table.retire(frames(3, 4)) == frames(3, 4).tobytes()
+    owner.backup.offer(keys(7))
+    assert [landed.keys for landed in owner.wait_landed()] == [keys(1, 2), keys(7)]
+    assert owner.rank.frame_table.retire(frames(3, 4, 5)) == frames(3, 4, 5).tobytes()
 
 
 def test_arena_when_full_then_pages_that_were_asked_for_stay(hosts: list[Host]) -> None:
