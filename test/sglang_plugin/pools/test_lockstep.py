@@ -202,6 +202,7 @@ def test_capacity_when_a_replicas_reader_stands_still_then_sglang_takes_a_reques
     assert "peers have held 1 page(s)" in caplog.text
     monkeypatch.setattr(quarantine.time, "sleep", None)
     assert not ranks.has_capacity(requests), "and without a wait for every request that is taken back"
+    assert caplog.text.count("peers have held") == 1, "nor a line for each"
 
 
 def test_capacity_when_a_rank_has_several_shards_then_none_answers_otherwise_than_the_others(ranks):

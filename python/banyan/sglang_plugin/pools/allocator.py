@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,9 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
     """That go at once where any have to."""
 
     _needed_tokens = 0
+
+    _told_held: Mapping[int, float] | None = None
+    """What peers held when that was said last."""
 
     decodes_on_held = True
     """Whether a decode waits for pages that peers are still reading. Where not, SGLang retracts a request at once."""
@@ -112,12 +116,14 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
         held_s = time.monotonic() - max(self._quarantine.values(), default=0.0)
         if self._when_readers_let_go(lambda: self._are_free(num_tokens) or None, patience_s - held_s):
             return True
-        logger.warning(
-            "banyan: the pool is short and peers have held %d page(s) for over %g s: SGLang takes a request back (is a "
-            "rank stopped?)",
-            len(self._quarantine),
-            patience_s,
-        )
+        if self._told_held != self._quarantine:
+            self._told_held = self._quarantine
+            logger.warning(
+                "banyan: the pool is short and peers have held %d page(s) for over %g s: SGLang takes requests back "
+                "(is a rank stopped?)",
+                len(self._quarantine),
+                patience_s,
+            )
         return False
 
     def _are_free(self, num_tokens: int) -> bool:
