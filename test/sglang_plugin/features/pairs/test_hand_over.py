@@ -38,6 +38,7 @@ def manager(engine):
     if engine is by_nixl:
         made.prepare_advances()
     made.request_status, made.transfer_infos, made.failure_records = {}, {}, {}
+    made.req_to_decode_prefix_len = {}
     made.failure_lock = threading.Lock()
     made.deferred_bootstrap = None
     made._deferred_ack_targets, made._deferred_ack_poisoned_rooms, made._staging_outstanding = {}, set(), {}
@@ -115,10 +116,11 @@ def test_abort_when_the_decode_server_has_not_asked_yet_then_it_is_told_when_it_
     sender.abort()
     assert failures(manager) == []
     manager.request_status.pop(ROOM)
+    manager.req_to_decode_prefix_len[ROOM] = 0
     asks(manager)
     assert failures(manager) == [[DECODE]]
-    assert ROOM not in manager.request_status and ROOM not in manager.transfer_infos
-    assert not manager.failure_records
+    tables = (manager.request_status, manager.transfer_infos, manager.failure_records, manager.req_to_decode_prefix_len)
+    assert not any(tables)
 
 
 def test_abort_when_everything_was_sent_then_the_decode_server_keeps_it(manager):
@@ -140,7 +142,6 @@ def test_rooms_when_many_were_given_up_then_the_oldest_are_forgotten(manager):
 
 
 def test_aborts_when_sglang_never_clears_their_rooms_then_no_table_grows_without_bound(manager):
-    manager.req_to_decode_prefix_len = {}
     manager.rooms = AskedRooms(time.monotonic, max_rooms=3)
     for room in range(1, 10):
         sender = sender_of(manager, room)
@@ -229,7 +230,7 @@ def meet(manager, be):
     manager.local_ip, manager.rank_port, manager.agent = *DECODE, SimpleNamespace(name="decode")
     manager.get_session_id = lambda: "10.0.0.2:17"
     manager.decode_kv_args_table = {"10.0.0.2:17": None}
-    manager.enable_staging, manager.req_to_decode_prefix_len = False, {}
+    manager.enable_staging = False
 
     def ask(decode, prefill):
         be(decode)

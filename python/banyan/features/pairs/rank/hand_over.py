@@ -244,8 +244,7 @@ class HandOver:
         if status == KVPoll.WaitingForInput and self._is_given_up(bootstrap_room):
             manager.request_status.setdefault(bootstrap_room, KVPoll.Failed)
             manager.conclude_failure(bootstrap_room=bootstrap_room, failure_reason=GIVEN_UP)
-            for table in (manager.request_status, manager.transfer_infos, manager.failure_records):
-                table.pop(bootstrap_room, None)
+            self._forget_room(bootstrap_room)
             return
         super().update_status(bootstrap_room, status)  # type: ignore[misc]
         if status == KVPoll.WaitingForInput and self._epochs.get(bootstrap_room) == NEVER:
