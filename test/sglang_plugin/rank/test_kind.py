@@ -49,6 +49,10 @@ def test_ranks_when_they_flush_one_after_the_other_then_nothing_of_theirs_is_in_
     assert _native.store_survey([str(tmp_path)])["num_records"] == 0
 
 
+def test_name_when_a_rank_tells_it_to_the_other_server_of_a_pair_then_it_is_of_all_that_it_computes_with(ranks):
+    assert ranks[0].weights_name == ranks[0].kinds.full._identity.computing("weights")
+
+
 def test_rank_when_the_drive_does_not_take_a_flush_in_time_then_it_goes_on_and_says_so(ranks, monkeypatch, caplog):
     class Slow:
         def clear(self):

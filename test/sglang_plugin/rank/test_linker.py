@@ -97,6 +97,7 @@ def be_rank(monkeypatch, rank):
         monkeypatch.setattr(user, "get_parallel", lambda: parallel)
     monkeypatch.setattr(kind, "get_schedule", lambda: SCHEDULE)
     monkeypatch.setattr(identity, "get_spec", lambda: SPECULATION)
+    monkeypatch.setattr(identity, "get_lora", lambda: SimpleNamespace(lora_paths=None))
 
 
 def carried(rank_table):

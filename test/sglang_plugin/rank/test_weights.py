@@ -457,6 +457,38 @@ def test_namespace_when_nothing_unusual_is_asked_then_that_of_a_release_that_kne
     assert digest() == hashlib.sha256(text.encode()).hexdigest()
 
 
+def computing(monkeypatch, *adapters, **flags):
+    """By what a server with these is known to the other one of a pair."""
+    loaded = [SimpleNamespace(lora_id=adapter) for adapter in adapters]
+    monkeypatch.setattr(identity, "get_lora", lambda: SimpleNamespace(lora_paths=loaded or None))
+    monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
+    args = asked(model_path="m", revision=None, **flags)
+    pool = SimpleNamespace(dtype="torch.bfloat16")
+    made = identity.Identity(args, Config(store=("/kv",)), server="s", pool=pool, drafts=(), noted=())
+    return made.computing(made.weights_sha256)
+
+
+ADAPTERS = tuple("banyan-adapter-" + letter * 64 for letter in "ab")
+
+
+@pytest.mark.parametrize(
+    ("adapters", "flags"),
+    [
+        ((), {}),
+        (ADAPTERS[1:], {}),
+        (ADAPTERS, {}),
+        (ADAPTERS[:1], {"json_model_override_args": '{"rope_theta": 1}'}),
+    ],
+    ids=["without it", "another of its name", "more", "overrides"],
+)
+def test_pair_when_its_servers_have_other_adapters_or_flags_then_they_are_not_the_same(monkeypatch, adapters, flags):
+    assert computing(monkeypatch, *adapters, **flags) != computing(monkeypatch, *ADAPTERS[:1])
+
+
+def test_pair_when_its_servers_have_the_same_adapters_then_neither_order_nor_later_ones_matter(monkeypatch):
+    assert computing(monkeypatch, *ADAPTERS) == computing(monkeypatch, "f" * 32, *reversed(ADAPTERS))
+
+
 def test_namespace_when_weights_are_only_read_in_another_way_then_the_same():
     names = {"weight_loader_disable_mmap", "download_dir", "model_path", "kv_cache_dtype", "max_total_tokens"}
     assert not names & identity.USUAL.keys()

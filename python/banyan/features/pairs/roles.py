@@ -20,8 +20,8 @@ SERVICE_LEVEL = ("UCX_IB_SL", "MC_IB_SL")
 """What NIXL's UCX and Mooncake read."""
 
 OTHER_WEIGHTS = (
-    "the prefill server has other weights than the decode server, or pages of others, which the decode server would "
-    "keep as its own: load the same into both"
+    "the prefill server has other weights, adapters or flags of the model than the decode server, or pages of others, "
+    "which the decode server would keep as its own: load the same into both"
 )
 """Why such a hand-over fails."""
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import msgspec
 from sglang.srt.arg_groups.fields.model import Model
-from sglang.srt.runtime_context import get_parallel, get_spec
+from sglang.srt.runtime_context import get_lora, get_parallel, get_spec
 from sglang.srt.server_args import ServerArgs
 
 from banyan.config import Config, external_models, settings_of_computing
 from banyan.layout import MemberSlots, Namespace, PageLayout
+from banyan.layout.checkpoint import is_by_content
 from banyan.refusals.start import weights_refusal
 from banyan.sglang_plugin import model_files, runtime
 from banyan.sglang_plugin.rank.store_access import weights_digest
@@ -74,7 +75,10 @@ class Identity:
         self._engine = f"sglang {importlib.metadata.version('sglang')}"
         self._pool = pool
         self.weights_sha256 = ""
+        self._adapters: list[str] = []
         if config.knows_weights:
+            adapters = [adapter.lora_id for adapter in get_lora().lora_paths or ()]
+            self._adapters = sorted(filter(is_by_content, adapters))
             self.weights_sha256 = weights_digest(config, server_args.model_path, server_args.revision)
             if package := external_models():
                 runtime.refuse(weights_refusal(f"SGLANG_EXTERNAL_MODEL_PACKAGE={package} is code that nobody digests"))
@@ -83,6 +87,12 @@ class Identity:
         changed = model_files.changed(noted) if config.knows_weights else None
         if changed is not None:
             runtime.refuse(weights_refusal(f"{changed} has changed since the server was started: start it again"))
+
+    def computing(self, weights: str) -> str:
+        """Digest of what KV is computed with, however it lies in memory: these weights, the adapters of the start, and
+        what else was asked for. A page key says which adapter this server has, and not which one another has used."""
+        text = json.dumps([weights, self._config_sha256, self._adapters])
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def namespace(
         self,

@@ -177,9 +177,10 @@ class Kind:
 
     @property
     def weights_name(self) -> str:
-        """What its pages name the weights by where other servers may meet them; "" where these need no such name, or
-        nobody knows it."""
-        return self._content or ("" if self._changes else self._identity.weights_sha256)
+        """By what the other server of a pair knows whether it computes the same, with weights, adapters and flags; ""
+        where pages need no such name, or nobody knows it."""
+        weights = self._content or ("" if self._changes else self._identity.weights_sha256)
+        return self._identity.computing(weights) if weights else ""
 
     @property
     def guards_adapters(self) -> bool:

@@ -7,8 +7,9 @@ SGLang's sender tells nobody that it was aborted: the decode server waits for 30
 once; one that has not asked yet is told when it asks.
 
 A decode server keeps what it is sent under the name of its own weights, and finds it again by that; other servers may,
-too. So it names them where it asks for a room, and the room fails where the prefill server has others then, or changes
-them before all is sent. From then on the decode server keeps nothing, names nothing, and is served.
+too. So it names them, with adapters and flags, where it asks for a room, and the room fails where the prefill server
+has others then, or changes them before all is sent. From then on the decode server keeps nothing, names nothing, and is
+served.
 """
 
 from __future__ import annotations
