@@ -224,25 +224,35 @@ def be(monkeypatch):
     return lambda one: monkeypatch.setattr(hand_over.at_rank, "_at", one)
 
 
-@pytest.fixture
-def meet(manager, be):
-    """A decode server asks a prefill server for a room, in SGLang's words."""
+def asks_as(manager, be, decode):
+    """What a decode server asks for a room with, in SGLang's words."""
+    be(decode)
     manager.local_ip, manager.rank_port, manager.agent = *DECODE, SimpleNamespace(name="decode")
     manager.get_session_id = lambda: "10.0.0.2:17"
+    return manager.build_receiver_metadata_message(
+        bootstrap_room=ROOM,
+        required_dst_info_num=1,
+        kv_indices=np.arange(3, dtype=np.int32),
+        aux_index=0,
+        state_indices=None,
+        decode_prefix_len=0,
+        is_dummy=False,
+    )
+
+
+def hears(manager, why, *, room=ROOM):
+    """What a decode server's thread does with a prefill server's message that a room has failed."""
+    manager.apply_prefill_status(bootstrap_room=room, status=KVPoll.Failed, prefill_rank=0, failure_reason=why)
+
+
+@pytest.fixture
+def meet(manager, be):
+    """A decode server asks a prefill server for a room."""
     manager.decode_kv_args_table = {"10.0.0.2:17": None}
     manager.enable_staging = False
 
     def ask(decode, prefill):
-        be(decode)
-        message = manager.build_receiver_metadata_message(
-            bootstrap_room=ROOM,
-            required_dst_info_num=1,
-            kv_indices=np.arange(3, dtype=np.int32),
-            aux_index=0,
-            state_indices=None,
-            decode_prefix_len=0,
-            is_dummy=False,
-        )
+        message = asks_as(manager, be, decode)
         be(prefill)
         assert not manager._is_foreign(message)
         asks(manager)
@@ -297,11 +307,25 @@ def test_decode_server_when_the_prefill_server_has_other_weights_then_it_keeps_n
     held_back = []
     decode = server("a")
     decode.rank.hold_back = held_back.append
-    be(decode)
-    manager.record_failure(ROOM, "the network")
+    asks_as(manager, be, decode)
+    manager.update_status(ROOM, KVPoll.Bootstrapping)
+    hears(manager, "the network")
     assert not held_back
-    manager.record_failure(ROOM, OTHER_WEIGHTS)
+    hears(manager, OTHER_WEIGHTS)
     assert held_back == [OTHER_WEIGHTS] and manager.failure_records[ROOM] == OTHER_WEIGHTS
+
+
+def test_decode_server_when_another_shard_has_heard_of_other_weights_before_then_this_one_keeps_nothing_either(
+    manager, be
+):
+    held_back = []
+    decode = server("a")
+    decode.rank.hold_back = held_back.append
+    asks_as(manager, be, decode)
+    hears(manager, OTHER_WEIGHTS, room=ROOM + 1)
+    assert not held_back, "of a room that it has not asked for"
+    hears(manager, OTHER_WEIGHTS)
+    assert held_back == [OTHER_WEIGHTS] and not manager.failure_records
 
 
 def test_reason_when_a_room_has_failed_then_sglang_s_decode_servers_read_it(manager):

@@ -48,6 +48,9 @@ logger = logging.getLogger("banyan")
 MAX_GIVEN_UP = 4096
 """Rooms remembered: of requests whose decode server has not asked yet, which takes it milliseconds."""
 
+MAX_COMPARED = 4096
+"""Rooms remembered: of requests that a prefill server may still answer."""
+
 OF_WEIGHTS = b"banyan weights "
 """Begins the last frame of a decode server's message where its pages have a name: one more than SGLang reads."""
 
@@ -89,6 +92,8 @@ class HandOver:
         self._given_up_lock = threading.Lock()
         self._epochs: dict[int, int] = {}
         """Of rooms whose decode server has named its weights: how often this one's had changed when they were these."""
+        self._compared: Latest[int, None] = Latest(MAX_COMPARED)
+        """Rooms that this decode server has asked for with the name of its weights."""
         self._message_threads = MessageThreads()
 
     def add_transfer_request(self, bootstrap_room: int, kv_indices: Any, *more: Any, **named: Any) -> Any:
@@ -106,13 +111,17 @@ class HandOver:
         """What a decode server asks for a room with."""
         frames: list[bytes] = super().build_receiver_metadata_message(**asked)  # type: ignore[misc]
         name = at_rank.weights_name()
-        return [*frames, OF_WEIGHTS + name.encode()] if name else frames
+        if not name:
+            return frames
+        self._compared.put(asked["bootstrap_room"], None)
+        return [*frames, OF_WEIGHTS + name.encode()]
 
-    def record_failure(self, bootstrap_room: int, failure_reason: str) -> None:
-        """A decode server hears here why a room has failed."""
-        if failure_reason == OTHER_WEIGHTS:
+    def apply_prefill_status(self, *, bootstrap_room: int, failure_reason: str | None = None, **said: Any) -> None:
+        """A decode server hears here why a room has failed; of one that is over, too: where this rank's other shards
+        have heard it before, SGLang has cleared the room."""
+        if failure_reason == OTHER_WEIGHTS and bootstrap_room in self._compared:
             at_rank.keep_nothing(OTHER_WEIGHTS)
-        super().record_failure(bootstrap_room, failure_reason)  # type: ignore[misc]
+        super().apply_prefill_status(bootstrap_room=bootstrap_room, failure_reason=failure_reason, **said)  # type: ignore[misc]
 
     def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
         """Whether that prefill server is known. One that does not fit never is: its requests fail, where in SGLang the
