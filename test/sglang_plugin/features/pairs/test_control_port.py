@@ -119,15 +119,18 @@ def test_socket_when_it_is_sglangs_alone_then_one_foreign_message_ends_it(port):
 
 def test_peer_when_its_pool_does_not_fit_then_it_is_not_taken_in_and_the_thread_goes_on(monkeypatch):
     manager = make_manager(SlowAgent(1))
-    misfit = SimpleNamespace(agent_name="misfit", endpoint="10.0.0.3")
+    misfit = SimpleNamespace(agent_name="misfit", endpoint="10.0.0.3", dst_port=4242)
 
     def refuse(self, peer):
         self.decode_kv_args_table[peer.agent_name] = peer
         raise ValueError("fewer regions")
 
     monkeypatch.setattr(NixlKVManager, "_add_remote_peer", refuse)
+    abort = [b"ABORT", b"7", b"10.0.0.3", b"4242", b"1"]
+    assert manager._is_foreign(abort)
     manager._add_remote_peer(misfit)
     assert "misfit" not in manager.decode_kv_args_table
+    assert not manager._is_foreign(abort), "its rooms fail, and it keeps their pages until that is acknowledged"
 
 
 STAGING = {b"WATERMARK": [b"1", b"4096"], b"STAGING_RSP": [b"7", b"3", b"0", b"0", b"4096"]}
@@ -225,8 +228,8 @@ def test_peers_when_more_say_where_their_pools_lie_than_there_are_then_the_next_
     monkeypatch.setattr(NixlKVManager, "_add_remote_peer", lambda self, peer: taken.append(peer.agent_name))
     manager.decode_kv_args_table = dict.fromkeys(map(str, range(MAX_PEERS)))
     for name in ("new", "newer", "7"):
-        manager._add_remote_peer(SimpleNamespace(agent_name=name, endpoint="10.0.0.3"))
-    assert taken == ["7"]
+        manager._add_remote_peer(SimpleNamespace(agent_name=name, endpoint="10.0.0.3", dst_port=4242))
+    assert taken == ["7"] and manager._refused == {("10.0.0.3", 4242)}
     assert len([line for line in caplog.messages if "--banyan-secret-file" in line]) == 1
 
 
@@ -334,8 +337,39 @@ def test_socket_of_mooncake_when_foreign_messages_come_then_the_next_decode_serv
 def test_peers_of_mooncake_when_there_are_too_many_then_the_next_is_not_taken_in():
     manager = of_mooncakes()
     manager.decode_kv_args_table = dict.fromkeys(map(str, range(MAX_PEERS)))
-    said = manager._publish_peer_registration("new:1", SimpleNamespace(endpoint="10.0.0.3"))
-    assert said is not None and "new:1" not in manager.decode_kv_args_table
+    for port in range(1, 2 * MAX_PEERS):
+        said = manager._publish_peer_registration("new:1", SimpleNamespace(endpoint="10.0.0.3", dst_port=port))
+        assert said is not None and "new:1" not in manager.decode_kv_args_table
+    assert len(manager._refused) == MAX_PEERS, "each may be told by a socket of its own"
+
+
+@pytest.mark.parametrize("comes_first", [True, False], ids=["after its request", "before its request"])
+def test_room_of_mooncake_when_its_decode_server_was_not_taken_in_then_it_fails_on_both_sides(comes_first):
+    manager = of_mooncakes()
+    told = []
+    manager.failure_lock = threading.Lock()
+    manager.send_kv_status_message = lambda **said: told.append(said)
+    assert manager._is_foreign(registration_by_mooncake(dcp_size=b"2"))
+    if comes_first:
+        manager.update_status(7, KVPoll.Bootstrapping)
+    assert manager._is_foreign(asking_by_mooncake(7))
+    manager.update_status(7, KVPoll.Bootstrapping)
+    assert manager.request_status[7] == KVPoll.Failed and not manager.transfer_infos
+    assert [(said["targets"], said["bootstrap_room"], said["status"]) for said in told] == [
+        ([ENDPOINT], 7, KVPoll.Failed)
+    ]
+    assert not manager._is_foreign([b"ABORT", b"7", b"10.0.0.2", b"4242", b"1"])
+
+
+def test_rooms_of_mooncake_when_decode_servers_that_were_not_taken_in_ask_for_many_then_the_oldest_are_forgotten():
+    manager = of_mooncakes()
+    manager.failure_lock = threading.Lock()
+    manager.send_kv_status_message = lambda **said: None
+    manager.rooms = AskedRooms(time.monotonic, max_rooms=3)
+    manager._is_foreign(registration_by_mooncake(dcp_size=b"2"))
+    for room in range(10):
+        manager._is_foreign(asking_by_mooncake(room))
+    assert list(manager.request_status) == list(manager.failure_records) == [7, 8, 9]
 
 
 def test_decode_server_when_it_has_fewer_layers_then_its_transfer_fails_and_the_thread_goes_on(monkeypatch, caplog):

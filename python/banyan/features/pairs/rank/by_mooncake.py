@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang's hand-over by Mooncake, with what is different in all (``hand_over``). Chunks leave as SGLang sends them.
 
-SGLang's threads end at a request of a decode server that has not said where its pool lies, and at one whose pages are
-divided in a way that they do not know: both are foreign here. They end at one whose pool does not fit, too: here its
-requests fail. On a CPU Mooncake is told to use TCP by
-``MC_FORCE_TCP=1``; it finds out by itself what memory a pool lies in.
+SGLang's threads end at a request of a decode server that has not said where its pool lies: that is foreign here. They
+end at one whose pages are divided in a way that they do not know, and at one whose pool does not fit: here its requests
+fail. On a CPU Mooncake is told to use TCP by ``MC_FORCE_TCP=1``; it finds out by itself what memory a pool lies in.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ class MooncakeHandOver(HandOver, MooncakeKVManager):
 
     def _publish_peer_registration(self, mooncake_session_id: str, decode_kv_args: Any) -> str | None:
         """Take a decode server in; else why not. One that does not fit does not end the thread that serves all."""
-        if not self.has_place(mooncake_session_id, decode_kv_args.endpoint):
+        if not self.has_place(mooncake_session_id, decode_kv_args):
             return "there is no place"
         return super()._publish_peer_registration(mooncake_session_id, decode_kv_args)
 

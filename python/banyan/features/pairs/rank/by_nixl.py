@@ -71,12 +71,13 @@ class NixlHandOver(HandOver, LayerwiseSender, NixlKVManager):
 
     def _add_remote_peer(self, decode_kv_args: Any) -> None:
         """Take a decode server in. One that does not fit is refused, and does not end the thread that serves all."""
-        if not self.has_place(decode_kv_args.agent_name, decode_kv_args.endpoint):
+        if not self.has_place(decode_kv_args.agent_name, decode_kv_args):
             return
         try:
             super()._add_remote_peer(decode_kv_args)
         except Exception:
             self.decode_kv_args_table.pop(decode_kv_args.agent_name, None)
+            self.refuse(decode_kv_args)
             logger.exception("banyan: the decode server at %s does not fit: not taken in", decode_kv_args.endpoint)
 
     def _await_handles(self, handles: Any, *, failure_seen: bool) -> Any:

@@ -61,6 +61,7 @@ MAX_WHY = 500
 """Letters of a reason that another server has had a part in."""
 
 GIVEN_UP = "the prefill server has given this request up"
+NOT_TAKEN_IN = "the prefill server has not taken this decode server in, whose pool does not fit"
 
 
 def rank_to_name(manager: Any) -> int:
@@ -90,6 +91,8 @@ class HandOver:
         self.rooms = AskedRooms(time.monotonic)
         self._given_up: Latest[int, None] = Latest(MAX_GIVEN_UP)
         self._given_up_lock = threading.Lock()
+        self._refused: set[tuple[str, int]] = set()
+        """Addresses of decode servers' ranks that were not taken in."""
         self._epochs: dict[int, int] = {}
         """Of rooms whose decode server has named its weights: how often this one's had changed when they were these."""
         self._compared: Latest[int, None] = Latest(MAX_COMPARED)
@@ -159,10 +162,13 @@ class HandOver:
         said = self.messages.read(message)
         if said is None:
             return True
-        if not self.may_say(said):
-            return True
+        is_fit = self.may_say(said)
         if message[len(self.messages.guard)] == REGISTRATION:
-            return False
+            if not is_fit:
+                self.refuse(said)
+            return not is_fit
+        if not is_fit and _address(said) not in self._refused:
+            return True
         num_bytes = sum(map(len, message))
         if _is_complete(manager.transfer_infos.get(said.room)) or not self.rooms.may_ask(said.room, num_bytes):
             return True
@@ -170,7 +176,15 @@ class HandOver:
             self._note_weights(said.room, message[-1].removeprefix(OF_WEIGHTS))
         for forgotten in self.rooms.asked(said.room, num_bytes):
             self._forget_room(forgotten)
-        return False
+        if not is_fit:
+            self._turn_away(said)
+        return not is_fit
+
+    def _turn_away(self, said: Any) -> None:
+        """Its room fails: there, and here now or when its request comes."""
+        manager: Any = self
+        manager.request_status.setdefault(said.room, KVPoll.Failed)
+        manager.conclude_failure(bootstrap_room=said.room, failure_reason=NOT_TAKEN_IN, targets=[_address(said)])
 
     def _note_weights(self, room: int, name: bytes) -> None:
         """Each shard of a decode server names them: the first change since any of them did counts."""
@@ -181,13 +195,13 @@ class HandOver:
         self._epochs[room] = min(epoch, self._epochs.get(room, epoch))
 
     def _can_be_answered(self, abort: Sequence[bytes]) -> bool:
-        """Whether it names no address, or that of a decode server: SGLang opens a socket to any other, too, and stands
-        still behind one that nobody reads."""
+        """Whether it names no address, or that of a decode server, which else keeps pages for 300 s: SGLang opens a
+        socket to any other, too, and stands still behind one that nobody reads."""
         said = AbortNotification.from_zmq(list(abort))
         if said is None or said.decode_ip is None:
             return said is not None
         peers = list(self.decode_kv_args_table.values())  # type: ignore[attr-defined]
-        return any((peer.endpoint, peer.dst_port) == (said.decode_ip, said.decode_port) for peer in peers)
+        return (said.decode_ip, said.decode_port) in self._refused.union(map(_address, peers))
 
     def may_say(self, said: Any) -> bool:
         """Whether the engine's threads go on when they have read it."""
@@ -200,20 +214,27 @@ class HandOver:
         for table in (*tables, manager.failure_records, self._epochs):
             table.pop(room, None)
 
-    def has_place(self, name: str, endpoint: str) -> bool:
+    def has_place(self, name: str, peer: Any) -> bool:
         """Whether one more rank of a decode server is taken in. The first that is not is told of in the log."""
         known = self.decode_kv_args_table  # type: ignore[attr-defined]
         if name in known or len(known) < MAX_PEERS:
             return True
+        self.refuse(peer)
         if not self._has_refused:
             self._has_refused = True
             logger.error(
                 "banyan: %d ranks of decode servers have said where their pools lie: the one at %s is not taken "
                 "in, nor are later ones. Restart this server; without --banyan-secret-file anybody can say so",
                 MAX_PEERS,
-                endpoint,
+                peer.endpoint,
             )
         return False
+
+    def refuse(self, peer: Any) -> None:
+        """A rank of a decode server is not taken in: what it asks for fails. Of no more than have a place is that
+        known, since each is told by a socket of its own."""
+        if len(self._refused) < MAX_PEERS:
+            self._refused.add(_address(peer))
 
     # ---- rooms that are over ------------------------------------------------------------------------------------
 
@@ -263,6 +284,11 @@ class HandOver:
     def _is_given_up(self, room: int) -> bool:
         with self._given_up_lock:
             return self._given_up.pop(room, self) is None
+
+
+def _address(said: Any) -> tuple[str, int]:
+    """Where a decode server's rank that says so is told."""
+    return said.endpoint, said.dst_port
 
 
 def _is_complete(infos: Mapping[str, Any] | None) -> bool:
