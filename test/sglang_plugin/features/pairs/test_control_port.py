@@ -18,7 +18,7 @@ from sglang.srt.disaggregation.nixl.conn import GUARD, KVArgsRegisterInfo, NixlK
 from test.sglang_plugin.features.pairs.hand_over_rig import AGENT, ENDPOINT, SlowAgent, make_manager
 
 from banyan.features.pairs.asked_rooms import AskedRooms
-from banyan.features.pairs.rank import by_mooncake, by_nixl
+from banyan.features.pairs.rank import by_mooncake, by_nixl, hand_over
 from banyan.features.pairs.rank.control_port import MAX_PEERS, REGISTRATION
 from banyan.sglang_plugin.rank.reporting import report
 from banyan.telemetry import Counters
@@ -332,6 +332,73 @@ def test_socket_of_mooncake_when_foreign_messages_come_then_the_next_decode_serv
     assert is_asked_within(manager, 7, 10)
     assert counters.foreign_hand_over_messages == 8 and list(manager.transfer_infos) == [7]
     assert list(manager.decode_kv_args_table) == [SESSION.decode()]
+
+
+def nixl_port():
+    return make_manager(SlowAgent(1)), asking, NixlKVManager._start_bootstrap_thread
+
+
+def mooncake_port():
+    manager = of_mooncakes()
+    manager.decode_kv_args_table[SESSION.decode()] = None
+    return manager, asking_by_mooncake, of_mooncake.MooncakeKVManager.start_prefill_thread
+
+
+@pytest.mark.parametrize("of_engine", [nixl_port, mooncake_port])
+def test_thread_when_a_request_ends_while_its_decode_server_asks_for_its_room_then_it_goes_on(port, of_engine):
+    manager, asks, start = of_engine()
+    sender = object.__new__(by_nixl.NixlSender)
+    sender.kv_mgr, sender.bootstrap_room, sender.conclude_state = manager, 6, KVPoll.Failed
+    ending = threading.Thread(target=sender.clear)
+
+    class Looked(dict):
+        def __setitem__(self, room, infos):
+            super().__setitem__(room, infos)
+            if room == 6:
+                ending.start()
+                ending.join(0.2)
+
+    manager.transfer_infos = Looked()
+    manager.server_socket = port.socket
+    manager.screen()
+    start(manager)
+    port.send(asks(6))
+    port.send(asks(7))
+    assert is_asked_within(manager, 7, 10)
+    ending.join(10)
+    assert list(manager.transfer_infos) == list(manager.request_status) == [7]
+
+
+def is_heeding(manager):
+    """Whether anybody else would have to wait."""
+    seen = []
+    look = threading.Thread(target=lambda: seen.append(manager._heeding.acquire(blocking=False)))
+    look.start()
+    look.join(10)
+    return not seen[0]
+
+
+def test_rooms_when_sglangs_thread_heeds_a_registration_then_nobody_waits_for_it():
+    manager = make_manager(SlowAgent(1))
+    messages = iter([asking(6), [b"ABORT", b"6"], registration(b"decode")])
+    manager.server_socket = SimpleNamespace(recv_multipart=lambda: next(messages))
+    manager.screen()
+    held = []
+    for _ in range(3):
+        manager.server_socket.recv_multipart()
+        held.append(is_heeding(manager))
+    assert held == [True, True, False]
+
+
+def test_rooms_when_sglangs_thread_has_ended_then_nobody_waits_for_it_for_long(monkeypatch):
+    monkeypatch.setattr(hand_over, "HEEDED_S", 0.01)
+    manager = make_manager(SlowAgent(1))
+    ended = threading.Thread(target=manager._heeding.acquire)
+    ended.start()
+    ended.join(10)
+    manager.request_status[6] = KVPoll.Failed
+    manager._forget_room(6)
+    assert manager.request_status == {}
 
 
 def test_peers_of_mooncake_when_there_are_too_many_then_the_next_is_not_taken_in():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Callable, Container, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,9 @@ class ControlMessages:
     asking: Callable[[list[bytes]], Any]
     is_likely: Callable[[Any], bool]
 
+    def is_registration(self, message: Sequence[bytes]) -> bool:
+        return tuple(message[: len(self.guard) + 1]) == (*self.guard, REGISTRATION)
+
     def read(self, message: Sequence[bytes]) -> Any | None:
         """What a decode server says by it; None where none speaks so."""
         rest = list(message[len(self.guard) :])
@@ -93,14 +97,23 @@ def is_of_staging(message: Sequence[bytes], sessions: Container[str]) -> bool:
 
 
 class ScreenedSocket:
-    """SGLang's control socket; ``recv_multipart`` gives what is not foreign. One thread reads."""
+    """SGLang's control socket; ``recv_multipart`` gives what is not foreign. One thread reads, which has
+    ``while_heeded`` of a message entered until it comes for the next one."""
 
-    def __init__(self, socket: Any, is_foreign: Callable[[Sequence[bytes]], bool]) -> None:
+    def __init__(
+        self,
+        socket: Any,
+        is_foreign: Callable[[Sequence[bytes]], bool],
+        while_heeded: Callable[[Sequence[bytes]], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
         self._socket = socket
         self._is_foreign = is_foreign
+        self._while_heeded = while_heeded
+        self._heeded = ExitStack()
         self._has_warned = False
 
     def recv_multipart(self, *args: Any, **kwargs: Any) -> list[bytes]:
+        self._heeded.close()
         while self._is_foreign(message := self._socket.recv_multipart(*args, **kwargs)):
             report.counters().foreign_hand_over_messages += 1
             if not self._has_warned:
@@ -109,6 +122,7 @@ class ScreenedSocket:
                     "banyan: dropped a message at the hand-over's control port that no server of a pair sends (more "
                     "are only counted: foreign_hand_over_messages in /server_info)"
                 )
+        self._heeded.enter_context(self._while_heeded(message))
         return list(message)
 
     def __getattr__(self, name: str) -> Any:

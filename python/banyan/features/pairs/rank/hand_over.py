@@ -18,7 +18,8 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import zmq
@@ -31,7 +32,6 @@ from banyan.features.pairs.rank import at_rank, prefill_servers
 from banyan.features.pairs.rank.control_port import (
     DEFERRED_TAGS,
     MAX_PEERS,
-    REGISTRATION,
     STAGING_NUMBERS,
     ControlMessages,
     ScreenedSocket,
@@ -56,6 +56,9 @@ OF_WEIGHTS = b"banyan weights "
 
 NEVER = -1
 """No number of changes of the weights: the decode server's are others."""
+
+HEEDED_S = 1.0
+"""A message takes a millisecond."""
 
 MAX_WHY = 500
 """Letters of a reason that another server has had a part in."""
@@ -91,6 +94,9 @@ class HandOver:
         self.rooms = AskedRooms(time.monotonic)
         self._given_up: Latest[int, None] = Latest(MAX_GIVEN_UP)
         self._given_up_lock = threading.Lock()
+        self._heeding = threading.RLock()
+        """Held while SGLang's thread heeds a message of a room. Whoever holds it waits for nothing but locks that are
+        held for a moment; none of these is held where it is taken."""
         self._refused: set[tuple[str, int]] = set()
         """Addresses of decode servers' ranks that were not taken in."""
         self._epochs: dict[int, int] = {}
@@ -144,11 +150,26 @@ class HandOver:
 
     def screen(self) -> None:
         """To be called before SGLang's thread of a prefill server takes the socket."""
-        self.server_socket: Any = ScreenedSocket(self.server_socket, self._is_foreign)
+        self.server_socket: Any = ScreenedSocket(self.server_socket, self._is_foreign, self._while_heeded)
 
     def screen_decode(self) -> None:
         """The same on a decode server."""
         self.server_socket = ScreenedSocket(self.server_socket, lambda said: not is_of_prefill_server(said, self))
+
+    def _while_heeded(self, message: Sequence[bytes]) -> AbstractContextManager[Any]:
+        """A registration takes long, and is of no room."""
+        return nullcontext() if self.messages.is_registration(message) else self._heeding
+
+    @contextmanager
+    def unheeded(self) -> Iterator[None]:
+        """While SGLang's thread heeds no message: it looks into the tables of rooms again and again, and ends where one
+        has gone in between. Nobody waits long for a thread that has ended."""
+        is_held = self._heeding.acquire(timeout=HEEDED_S)
+        try:
+            yield
+        finally:
+            if is_held:
+                self._heeding.release()
 
     def _is_foreign(self, message: Sequence[bytes]) -> bool:
         """Whether SGLang is not to see it."""
@@ -163,7 +184,7 @@ class HandOver:
         if said is None:
             return True
         is_fit = self.may_say(said)
-        if message[len(self.messages.guard)] == REGISTRATION:
+        if self.messages.is_registration(message):
             if not is_fit:
                 self.refuse(said)
             return not is_fit
@@ -211,8 +232,9 @@ class HandOver:
         """No request has come to it, or none is there any more."""
         manager: Any = self
         tables = (manager.request_status, manager.transfer_infos, manager.req_to_decode_prefix_len)
-        for table in (*tables, manager.failure_records, self._epochs):
-            table.pop(room, None)
+        with self.unheeded():
+            for table in (*tables, manager.failure_records, self._epochs):
+                table.pop(room, None)
 
     def has_place(self, name: str, peer: Any) -> bool:
         """Whether one more rank of a decode server is taken in. The first that is not is told of in the log."""
@@ -309,7 +331,8 @@ class TellingSender:
         self.kv_mgr.rooms.claim(self.bootstrap_room)
 
     def clear(self) -> None:
-        super().clear()  # type: ignore[misc]
+        with self.kv_mgr.unheeded():
+            super().clear()  # type: ignore[misc]
         self.kv_mgr.over(self.bootstrap_room)
 
     def abort(self) -> None:
