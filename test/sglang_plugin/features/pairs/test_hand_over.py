@@ -47,9 +47,11 @@ def manager(engine):
     return made
 
 
-def asks(manager, room=ROOM):
+def asks(manager, room=ROOM, *, num_required=1):
     """What SGLang's bootstrap thread does when a decode server has sent all that a transfer needs."""
-    info = SimpleNamespace(room=room, endpoint=DECODE[0], dst_port=DECODE[1], is_dummy=False)
+    info = SimpleNamespace(
+        room=room, endpoint=DECODE[0], dst_port=DECODE[1], is_dummy=False, required_dst_info_num=num_required
+    )
     manager.transfer_infos[room] = {"agent:17": info}
     manager.update_status(room, KVPoll.WaitingForInput)
 

@@ -23,8 +23,9 @@ from sglang.srt.disaggregation.mooncake.conn import (
 from sglang.srt.disaggregation.utils import KVClassType
 
 from banyan.features.pairs.rank.control_port import MAX_NAME, MAX_PEERS, ControlMessages, is_room
-from banyan.features.pairs.rank.hand_over import HandOver, TellingSender
+from banyan.features.pairs.rank.hand_over import HandOver
 from banyan.features.pairs.rank.prefill_servers import PrefillReceiver
+from banyan.features.pairs.rank.sender import TellingSender
 from banyan.features.pairs.rank.taking_back import TakingReceiver
 from banyan.sglang_plugin import runtime
 

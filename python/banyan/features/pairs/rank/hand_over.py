@@ -18,7 +18,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -191,7 +191,7 @@ class HandOver:
         if not is_fit and _address(said) not in self._refused:
             return True
         num_bytes = sum(map(len, message))
-        if _is_complete(manager.transfer_infos.get(said.room)) or not self.rooms.may_ask(said.room, num_bytes):
+        if self.is_asked_for(said.room) or not self.rooms.may_ask(said.room, num_bytes):
             return True
         if message[-1].startswith(OF_WEIGHTS):
             self._note_weights(said.room, message[-1].removeprefix(OF_WEIGHTS))
@@ -258,6 +258,12 @@ class HandOver:
         if len(self._refused) < MAX_PEERS:
             self._refused.add(_address(peer))
 
+    def is_asked_for(self, room: int) -> bool:
+        """Whether by all whom the first of them has announced. SGLang's other threads go through them from then on, and
+        end at one more."""
+        infos = list(self.transfer_infos.get(room, {}).values())  # type: ignore[attr-defined]
+        return 0 < len(infos) >= infos[0].required_dst_info_num
+
     # ---- rooms that are over ------------------------------------------------------------------------------------
 
     def over(self, room: int) -> None:
@@ -311,36 +317,6 @@ class HandOver:
 def _address(said: Any) -> tuple[str, int]:
     """Where a decode server's rank that says so is told."""
     return said.endpoint, said.dst_port
-
-
-def _is_complete(infos: Mapping[str, Any] | None) -> bool:
-    """Whether a room has been asked for by all whom the first of them has announced. SGLang's other threads go through
-    them from then on, and end at one more."""
-    return infos is not None and 0 < len(infos) >= next(iter(infos.values())).required_dst_info_num
-
-
-class TellingSender:
-    """In front of SGLang's sender of one request: an abort reaches the other side."""
-
-    kv_mgr: Any
-    bootstrap_room: int
-    conclude_state: Any
-
-    def __init__(self, *args: Any, **named: Any) -> None:
-        super().__init__(*args, **named)
-        self.kv_mgr.rooms.claim(self.bootstrap_room)
-
-    def clear(self) -> None:
-        with self.kv_mgr.unheeded():
-            super().clear()  # type: ignore[misc]
-        self.kv_mgr.over(self.bootstrap_room)
-
-    def abort(self) -> None:
-        has_sent = KVPoll.Success in (self.conclude_state, self.kv_mgr.request_status.get(self.bootstrap_room))
-        super().abort()  # type: ignore[misc]
-        self.kv_mgr.over(self.bootstrap_room)
-        if not has_sent:
-            self.kv_mgr.give_up(self.bootstrap_room)
 
 
 @functools.lru_cache(MAX_PEERS)
