@@ -133,6 +133,24 @@ def test_chunk_when_its_decode_server_stands_still_then_it_fails_and_the_next_on
     assert stuck.poll() == KVPoll.Failed and pair.decode.num_locked == 4, "it may still be written to"
 
 
+def test_chunk_when_its_request_is_given_up_at_a_decode_server_that_stands_still_then_others_do_not_wait_for_long(
+    pair, monkeypatch
+):
+    monkeypatch.setattr(layerwise, "SLOW_S", 60.0)
+    monkeypatch.setattr(layerwise, "GIVEN_UP_S", 0.05)
+    monkeypatch.setattr(layerwise, "LEAST_BYTES_PER_S", 1 << 40)
+    monkeypatch.setattr(of_nixl, "NIXL_ERR_SETTLE_TIMEOUT_S", 0.05)
+    look = pair.agent.check_xfer_state
+    pair.agent.check_xfer_state = lambda handle: "PROC" if handle["room"] == 7 else look(handle)
+    stuck, other = sender_of(pair.manager, 7, 2), sender_of(pair.manager, 8, 2)
+    pair.decode.asks(7, 2)
+    pair.decode.asks(8, 2)
+    forward(pair, stuck, [3, 4], 0)
+    forward(pair, other, [5, 6], 0)
+    stuck.abort()
+    until(lambda: other.poll() == KVPoll.Success)
+
+
 def test_chunk_when_its_pages_are_others_than_announced_then_they_are_sent_whole(pair):
     sender = sender_of(pair.manager, 7, 2)
     pair.decode.asks(7, 2)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from sglang.srt.disaggregation.base.conn import KVPoll
 
 from banyan.features.pairs.advance import Advance, Pace, layers_of_regions
 from banyan.features.pairs.asked_rooms import AskedRooms
@@ -28,6 +29,9 @@ SETTLE_PAUSE_S = 0.0005
 
 SLOW_S, LEAST_BYTES_PER_S = 30.0, 4 << 20
 """A chunk takes no longer than so many seconds beside what its bytes take at this rate: others wait behind it."""
+
+GIVEN_UP_S = 1.0
+"""As ``SLOW_S``, of a room that has been given up."""
 
 
 class PagesInAdvance:
@@ -198,13 +202,15 @@ class LayerwiseSender:
         end behind a decode server that stands still. False where it took too long. A sender's thread, which thereby
         learns how fast its chunk has left."""
         manager: Any = self
-        chunk_bytes = len(self._at.chunk.prefill_kv_indices) * sum(manager.kv_args.kv_item_lens)
-        until_s = time.perf_counter() + SLOW_S + chunk_bytes / LEAST_BYTES_PER_S
+        chunk = self._at.chunk
+        chunk_bytes = len(chunk.prefill_kv_indices) * sum(manager.kv_args.kv_item_lens)
+        late_s = time.perf_counter() + chunk_bytes / LEAST_BYTES_PER_S
         while True:
             states = [manager.agent.check_xfer_state(handle) for handle in handles]
             if "PROC" not in states or "ERR" in states:
                 break
-            if time.perf_counter() > until_s:
+            is_given_up = manager.request_status.get(chunk.room, KVPoll.Failed) == KVPoll.Failed
+            if time.perf_counter() > late_s + (GIVEN_UP_S if is_given_up else SLOW_S):
                 return False
             time.sleep(SETTLE_PAUSE_S)
         if self._at.posted_bytes and "ERR" not in states:
