@@ -19,7 +19,6 @@ WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 CALLED_BY_OTHERS = {
     "callback": "pyzmq's authenticator asks whose key may come in",
-    "send_kv_status_message": "SGLang's managers tell decode servers by it",
     "send_kvcache": "SGLang's NIXL manager: its worker calls it for each chunk",
     "transfer_worker": "SGLang's NIXL manager runs it as a thread",
     "set_consumer": "SGLang's layer counter, which LayerWait stands in for",

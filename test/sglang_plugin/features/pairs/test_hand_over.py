@@ -200,6 +200,8 @@ class Misfit:
 
 def test_decode_server_when_a_prefill_server_does_not_fit_then_it_goes_on_and_says_so_once(caplog):
     manager = object.__new__(type("Manager", (hand_over.HandOver, Misfit), {}))
+    manager.prepare()
+    manager.prefill_info_table = {}
     assert not any(manager.try_ensure_parallel_info("there:1") for _ in range(3))
     assert caplog.text.count("Page size mismatch") == 1
 

@@ -11,8 +11,9 @@ from sglang.srt.disaggregation.common import conn
 from sglang.srt.disaggregation.common.conn import CommonKVManager, CommonKVReceiver, PrefillServerInfo
 from sglang.srt.disaggregation.utils import KVClassType
 
-from banyan.features.pairs.rank import by_mooncake, by_nixl, hand_over, prefill_servers
+from banyan.features.pairs.rank import by_mooncake, by_nixl, prefill_servers
 from banyan.features.pairs.rank.hand_over import HandOver
+from banyan.features.pairs.unanswered import Unanswered
 
 ADDRESS, ROOM = "10.0.0.1:8998", 11
 SAID = {
@@ -25,6 +26,7 @@ class DecodeTables(HandOver, CommonKVManager):
     """A decode server's, behind its construction."""
 
     def __init__(self):
+        self.prepare()
         self.prefill_info_table, self.connection_pool, self.connection_lock = {}, {}, threading.Lock()
         self.kv_args = SimpleNamespace(page_size=16, engine_rank=0, state_types=[])
         self.kv_cache_dtype_str, self.kv_layout, self.dsv41_spec_layout = "bfloat16", None, None
@@ -57,7 +59,7 @@ def test_decode_server_when_an_address_says_what_no_prefill_server_says_then_it_
     monkeypatch, caplog, changed
 ):
     manager = DecodeTables()
-    hand_over._say_misfit.cache_clear()
+    prefill_servers._say_misfit.cache_clear()
     answering(monkeypatch, SAID | changed)
     assert not manager.try_ensure_parallel_info(ADDRESS)
     assert not manager.prefill_info_table and "does not fit" in caplog.text
@@ -67,6 +69,41 @@ def test_decode_server_when_a_prefill_server_says_what_it_is_then_it_is_known(mo
     manager = DecodeTables()
     answering(monkeypatch, SAID)
     assert manager.try_ensure_parallel_info(ADDRESS) and ADDRESS in manager.prefill_info_table
+
+
+class Stopped:
+    """A prefill server that takes SGLang's questions and answers none."""
+
+    def __init__(self, monkeypatch):
+        self.now_s, self.num_asked = 1000.0, 0
+        session = SimpleNamespace(get=self.wait, post=self.wait)
+        monkeypatch.setattr(conn.requests, "get", self.wait)
+        monkeypatch.setattr(conn, "_get_bootstrap_session", lambda address: session)
+        self.unanswered = Unanswered(lambda: self.now_s)
+
+    def wait(self, url, *, timeout, json=None):
+        self.num_asked += 1
+        self.now_s += timeout
+        raise conn.requests.Timeout
+
+
+def test_decode_server_when_a_prefill_server_is_stopped_then_it_does_not_stand_still_in_every_step(monkeypatch):
+    stopped, manager = Stopped(monkeypatch), DecodeTables()
+    manager.unanswered = stopped.unanswered
+    monkeypatch.setattr(prefill_servers, "_RANKS_OF_ROOMS", Unanswered(lambda: stopped.now_s))
+    query = prefill_servers.around_query_prefill_dp_ranks
+    for _ in range(15):
+        assert not manager.try_ensure_parallel_info(ADDRESS)
+    assert stopped.num_asked == 1
+    for _ in range(15):
+        assert query(CommonKVReceiver.query_prefill_dp_ranks, ADDRESS, [ROOM]) == {}
+    assert stopped.num_asked == 2
+    manager.prefill_info_table[ADDRESS] = object()
+    assert manager.try_ensure_parallel_info(ADDRESS)
+    stopped.now_s += 100
+    receiver = receiver_of(by_nixl, manager)
+    assert [receiver._get_bootstrap_info_from_server(0, 0, 0, 0) for _ in range(15)] == [None] * 15
+    assert stopped.num_asked == 3
 
 
 def receiver_of(engine, manager):

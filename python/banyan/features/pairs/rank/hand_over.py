@@ -28,7 +28,7 @@ from sglang.srt.disaggregation.common.conn import ABORT_TAG, AbortNotification, 
 
 from banyan.features.pairs.asked_rooms import AskedRooms
 from banyan.features.pairs.message_threads import MessageThreads
-from banyan.features.pairs.rank import at_rank, prefill_servers
+from banyan.features.pairs.rank import at_rank
 from banyan.features.pairs.rank.control_port import (
     DEFERRED_TAGS,
     MAX_PEERS,
@@ -38,8 +38,10 @@ from banyan.features.pairs.rank.control_port import (
     is_of_staging,
 )
 from banyan.features.pairs.rank.prefill_messages import is_of_prefill_server
+from banyan.features.pairs.rank.prefill_servers import PrefillTable
 from banyan.features.pairs.rank.sealed import guarding_what_listens, receiver_context
 from banyan.features.pairs.roles import OTHER_WEIGHTS
+from banyan.features.pairs.unanswered import Unanswered
 from banyan.latest import Latest
 from banyan.sglang_plugin.rank.reporting import report
 
@@ -60,9 +62,6 @@ NEVER = -1
 HEEDED_S = 1.0
 """A message takes a millisecond."""
 
-MAX_WHY = 500
-"""Letters of a reason that another server has had a part in."""
-
 GIVEN_UP = "the prefill server has given this request up"
 NOT_TAKEN_IN = "the prefill server has not taken this decode server in, whose pool does not fit"
 
@@ -73,7 +72,7 @@ def rank_to_name(manager: Any) -> int:
     return int(manager.system_dp_rank if manager.system_dp_size > 1 else manager.attn_dp_rank)
 
 
-class HandOver:
+class HandOver(PrefillTable):
     """In front of SGLang's manager of an engine. States of a room given up: told at once, or remembered until its
     decode server asks -> told."""
 
@@ -104,6 +103,7 @@ class HandOver:
         self._compared: Latest[int, None] = Latest(MAX_COMPARED)
         """Rooms that this decode server has asked for with the name of its weights."""
         self._message_threads = MessageThreads()
+        self.unanswered = Unanswered(time.monotonic)
 
     def add_transfer_request(self, bootstrap_room: int, kv_indices: Any, *more: Any, **named: Any) -> Any:
         """SGLang queues here what a request has to send: its pages, or those of a chunk."""
@@ -131,20 +131,6 @@ class HandOver:
         if failure_reason == OTHER_WEIGHTS and bootstrap_room in self._compared:
             at_rank.keep_nothing(OTHER_WEIGHTS)
         super().apply_prefill_status(bootstrap_room=bootstrap_room, failure_reason=failure_reason, **said)  # type: ignore[misc]
-
-    def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
-        """Whether that prefill server is known. One that does not fit never is: its requests fail, where in SGLang the
-        decode server ends."""
-        try:
-            return bool(super().try_ensure_parallel_info(bootstrap_addr))  # type: ignore[misc]
-        except Exception as error:  # noqa: BLE001 - said in the log
-            _say_misfit(bootstrap_addr, str(error)[:MAX_WHY] or repr(error))
-            return False
-
-    def _resolve_rank_mapping(self, info: Any) -> None:
-        """SGLang reckons with what it has read, and enters it into its table then."""
-        prefill_servers.check(info)
-        super()._resolve_rank_mapping(info)  # type: ignore[misc]
 
     # ---- the thread of the control port ------------------------------------------------------------------------
 
@@ -317,11 +303,6 @@ class HandOver:
 def _address(said: Any) -> tuple[str, int]:
     """Where a decode server's rank that says so is told."""
     return said.endpoint, said.dst_port
-
-
-@functools.lru_cache(MAX_PEERS)
-def _say_misfit(prefill_server: str, why: str) -> None:
-    logger.error("banyan: the prefill server at %s does not fit: its requests fail: %s", prefill_server, why)
 
 
 @functools.cache

@@ -7,18 +7,26 @@ Who says what cannot be has no place in SGLang's table, and its requests fail.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sglang.srt.disaggregation.base.conn import KVPoll
 
 from banyan.features.pairs.rank.control_port import MAX_PEERS
+from banyan.features.pairs.unanswered import Unanswered
 
 logger = logging.getLogger("banyan")
 
 MAX_TEXT = 1024
+MAX_WHY = 500
+"""Letters of a reason that another server has had a part in."""
+
+_RANKS_OF_ROOMS = Unanswered(time.monotonic)
+"""SGLang asks for them without a manager."""
 
 
 def check(info: Any) -> None:
@@ -33,6 +41,35 @@ def check(info: Any) -> None:
     for text in (info.kv_layout, info.decode_allocation_policy):
         if text is not None and not (isinstance(text, str) and len(text) <= MAX_TEXT):
             raise ValueError("it names its layout by what is no text")
+
+
+class PrefillTable:
+    """In front of SGLang's manager: which prefill servers a decode server knows."""
+
+    prefill_info_table: dict[str, Any]
+    unanswered: Unanswered
+
+    def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
+        """Whether that prefill server is known. One that does not fit never is: its requests fail, where in SGLang the
+        decode server ends."""
+        if bootstrap_addr in self.prefill_info_table:
+            return True
+        ensure = functools.partial(super().try_ensure_parallel_info, bootstrap_addr)  # type: ignore[misc]
+        try:
+            return bool(self.unanswered.ask(bootstrap_addr, ensure, False))
+        except Exception as error:  # noqa: BLE001 - said in the log
+            _say_misfit(bootstrap_addr, str(error)[:MAX_WHY] or repr(error))
+            return False
+
+    def _resolve_rank_mapping(self, info: Any) -> None:
+        """SGLang reckons with what it has read, and enters it into its table then."""
+        check(info)
+        super()._resolve_rank_mapping(info)  # type: ignore[misc]
+
+
+@functools.lru_cache(MAX_PEERS)
+def _say_misfit(prefill_server: str, why: str) -> None:
+    logger.error("banyan: the prefill server at %s does not fit: its requests fail: %s", prefill_server, why)
 
 
 class PrefillReceiver:
@@ -57,8 +94,9 @@ class PrefillReceiver:
     def _get_bootstrap_info_from_server(self, *rank: int) -> dict[str, Any] | None:
         """SGLang asks here where a rank listens, once. What it knows of the server may be of one that was there before,
         of which it learns by missed heartbeats alone: this request fails then, and the next one knows."""
-        row: dict[str, Any] | None = super()._get_bootstrap_info_from_server(*rank)  # type: ignore[misc]
         receiver: Any = self
+        ask = functools.partial(super()._get_bootstrap_info_from_server, *rank)  # type: ignore[misc]
+        row: dict[str, Any] | None = receiver.kv_mgr.unanswered.ask(receiver.bootstrap_addr, ask, None)
         return row if row is None or _is_the_same(receiver.kv_mgr, receiver.bootstrap_addr) else None
 
 
@@ -78,7 +116,8 @@ def around_query_prefill_dp_ranks(
     original: Callable[..., Any], bootstrap_addr: str, bootstrap_rooms: Sequence[int]
 ) -> Mapping[str, int]:
     """SGLang asks which rank has each of these rooms; those that are said to have no rank are asked for again."""
-    said = original(bootstrap_addr, bootstrap_rooms)
+    ask = functools.partial(original, bootstrap_addr, bootstrap_rooms)
+    said: Any = _RANKS_OF_ROOMS.ask(bootstrap_addr, ask, {})
     asked = {str(room) for room in bootstrap_rooms}
     ranks = said.items() if isinstance(said, dict) else ()
     return {room: rank for room, rank in ranks if room in asked and type(rank) is int and 0 <= rank < MAX_PEERS}
