@@ -70,6 +70,8 @@ def refuse_other_attention(model: Any) -> None:
             does = "scales its scores by place"
         elif layer.attn_type is AttentionType.DECODER_BIDIRECTIONAL:
             does = "attends to what comes later"
+        elif layer.attn_type is AttentionType.ENCODER_ONLY and layer.sliding_window_size > -1:
+            does = "attends within a window on both sides"
         else:
             continue
         runtime.refuse(

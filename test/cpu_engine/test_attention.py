@@ -279,6 +279,9 @@ def test_window_when_sglang_fills_up_the_drafts_of_a_rank_then_nobody_is_compute
     [
         ({"logit_cap": 50.0}, "caps its scores"),
         ({"attn_type": AttentionType.DECODER_BIDIRECTIONAL}, "attends to what comes later"),
+        ({"attn_type": AttentionType.ENCODER_ONLY, "sliding_window_size": 9}, "attends within a window on both sides"),
+        ({"attn_type": AttentionType.ENCODER_ONLY}, None),
+        ({"sliding_window_size": 9}, None),
         ({}, None),
     ],
 )
