@@ -7,7 +7,7 @@ most of the sequence; in bf16 the result is bit for bit the same. Decode is upst
 be seven times as fast and differ in last bits, and a server must give the same tokens with and without it.
 
 Layers with a sliding window have pages of their own, and SGLang's pool translates what is written to them only: what is
-read is translated here, once for all layers of a forward. Their attention is upstream's, under its mask of the window.
+read is translated here, once for all layers of a forward.
 
 Models with a latent cache (MLA) attend to the latents themselves, in the extend as in decode. Upstream's choice for a
 prompt without a cached prefix computes keys and values of their own from the latents, which torch_native then looks for
@@ -103,7 +103,7 @@ class CpuAttention(TorchNativeAttnBackend):
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         super().init_forward_metadata(forward_batch)
-        self._masks: dict[tuple[int, int, int], torch.Tensor] = {}
+        self._masks: dict[tuple[int, int, int, int | None], torch.Tensor] = {}
         self._drafts = drafts_of(forward_batch) if forward_batch.forward_mode.is_target_verify() else None
         self._window_slots = None
 
@@ -183,35 +183,31 @@ class CpuAttention(TorchNativeAttnBackend):
                 enable_gqa=enable_gqa,
                 window=sliding_window_size,
             )
-        upstream = super()._run_sdpa_forward_extend
-        pool = k_cache, v_cache, req_to_token
-        requests = req_pool_indices, seq_lens, extend_prefix_lens, extend_seq_lens
-        how = {
-            "encoder_lens": encoder_lens,
-            "scaling": scaling,
-            "enable_gqa": enable_gqa,
-            "causal": causal,
-            "is_cross_attn": is_cross_attn,
-            "sliding_window_size": sliding_window_size,
-        }
         if encoder_lens is not None or not causal:
-            return upstream(query, output, *pool, *requests, **how)
+            return super()._run_sdpa_forward_extend(
+                *(query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens),
+                *(extend_prefix_lens, extend_seq_lens, encoder_lens),
+                scaling=scaling,
+                enable_gqa=enable_gqa,
+                causal=causal,
+                is_cross_attn=is_cross_attn,
+                sliding_window_size=sliding_window_size,
+            )
         start = 0
         rows, kv_lens, q_lens = req_pool_indices.tolist(), seq_lens.tolist(), extend_seq_lens.tolist()
-        for number, (row, kv_len, q_len) in enumerate(zip(rows, kv_lens, q_lens, strict=True)):
+        for row, kv_len, q_len in zip(rows, kv_lens, q_lens, strict=True):
             own = slice(start, start + q_len)
             start += q_len
             if q_len > kv_len:
                 # No request: under attention data parallelism SGLang fills the drafts of a rank up with rows to as many
                 # as another has, behind a single token. Nobody reads what they say.
                 output[own] = 0
-            elif sliding_window_size is not None:
-                request = (each[number : number + 1] for each in requests)
-                upstream(query[own], output[own], *pool, *request, **how)
             else:
                 slots = req_to_token[row, :kv_len]
                 keys, values = k_cache.index_select(0, slots), v_cache.index_select(0, slots)
-                output[own] = self._attend(query[own], keys, values, scaling=scaling, enable_gqa=enable_gqa)
+                output[own] = self._attend(
+                    query[own], keys, values, scaling=scaling, enable_gqa=enable_gqa, window=sliding_window_size
+                )
         return output
 
     def _verify(
@@ -250,15 +246,23 @@ class CpuAttention(TorchNativeAttnBackend):
         return output
 
     def _attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, scaling: float | None, enable_gqa: bool
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float | None,
+        enable_gqa: bool,
+        window: int | None,
     ) -> torch.Tensor:
-        """Each row as the same row of an attention over the whole sequence, to the last bit.
+        """Each row as the same row of an attention over the whole sequence, to the last bit: over the token itself and
+        the ``window`` before, in a layer that has one.
 
         Rows of a short last block of the whole sequence are computed in a block of as many rows, all others in blocks
         of at least MIN_BLOCK_ROWS; both see all keys, as the way the keys are cut depends on their number.
         """
         q_len, kv_len = query.shape[0], key.shape[0]
-        if q_len > MAX_MASKED_SHARE * kv_len:
+        if window is None and q_len > MAX_MASKED_SHARE * kv_len:
             whole = torch.cat((query.new_zeros(kv_len - q_len, *query.shape[1:]), query)) if q_len < kv_len else query
             return _sdpa(whole, key, value, mask=None, scaling=scaling, enable_gqa=enable_gqa)[kv_len - q_len :]
         num_short = kv_len % block_rows(kv_len)
@@ -270,19 +274,22 @@ class CpuAttention(TorchNativeAttnBackend):
         if num_head:
             rest = num_head % block_rows(num_head)
             num_rows = num_head + max(0, MIN_BLOCK_ROWS - rest) if rest else num_head
-            mask = self._lower_right(num_rows, kv_len - num_tail, kv_len, query.device)
+            mask = self._lower_right(num_rows, kv_len - num_tail, kv_len, window)
             attended.append(_sdpa_filled(query[:num_head], key, value, mask, scaling=scaling, enable_gqa=enable_gqa))
         if num_tail:
-            mask = self._lower_right(num_short, kv_len, kv_len, query.device)
+            mask = self._lower_right(num_short, kv_len, kv_len, window)
             attended.append(_sdpa_filled(query[num_head:], key, value, mask, scaling=scaling, enable_gqa=enable_gqa))
         return torch.cat(attended)
 
-    def _lower_right(self, num_rows: int, end: int, kv_len: int, device: torch.device) -> torch.Tensor:
-        """The last row sees ``end`` keys, each row before it one less. One mask serves all layers of a forward."""
-        mask = self._masks.get((num_rows, end, kv_len))
+    def _lower_right(self, num_rows: int, end: int, kv_len: int, window: int | None) -> torch.Tensor:
+        """The last row sees ``end`` keys, of these the last and the ``window`` before; each row before it, one less.
+        One mask serves all layers of a forward."""
+        mask = self._masks.get((num_rows, end, kv_len, window))
         if mask is None:
-            mask = torch.ones((num_rows, kv_len), dtype=torch.bool, device=device).tril_(end - num_rows)
-            self._masks[num_rows, end, kv_len] = mask
+            mask = torch.ones((num_rows, kv_len), dtype=torch.bool).tril_(end - num_rows)
+            if window is not None:
+                mask.triu_(end - num_rows - window)
+            self._masks[num_rows, end, kv_len, window] = mask
         return mask
 
 

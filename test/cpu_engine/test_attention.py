@@ -58,6 +58,7 @@ def test_extend_when_a_batch_is_filled_up_then_its_requests_are_as_without(table
     assert torch.equal(filled[:4], extended(1, [40])) and not filled[4:].any()
 
 
+@pytest.mark.parametrize("window", [None, 39, 600])
 @pytest.mark.parametrize(
     "prefix_lens, new_lens",
     [
@@ -70,7 +71,7 @@ def test_extend_when_a_batch_is_filled_up_then_its_requests_are_as_without(table
         ([280], [420]),
     ],
 )
-def test_extend_when_a_prefix_is_cached_then_equals_torch_native(tables, prefix_lens, new_lens):
+def test_extend_when_a_prefix_is_cached_then_equals_torch_native(tables, prefix_lens, new_lens, window):
     keys, values, req_to_token, generator = tables
     arguments = {
         "query": torch.randn((sum(new_lens), NUM_HEADS, HEAD_DIM), generator=generator).bfloat16(),
@@ -82,24 +83,28 @@ def test_extend_when_a_prefix_is_cached_then_equals_torch_native(tables, prefix_
         "extend_prefix_lens": torch.tensor(prefix_lens),
         "extend_seq_lens": torch.tensor(new_lens),
         "causal": True,
+        "sliding_window_size": window,
     }
     expected = run(TorchNativeAttnBackend, "_run_sdpa_forward_extend", **arguments)
     assert torch.equal(run(CpuAttention, "_run_sdpa_forward_extend", **arguments), expected)
 
 
+@pytest.mark.parametrize("window", [None, 39, 600])
 @pytest.mark.parametrize("total", [257, 258, 259, 769, 770, 513, 64, 33, 35, 610, 5])
 @pytest.mark.parametrize("new", [1, 2, 3, 4, 5, 17, 35])
-def test_extend_when_the_last_block_is_short_then_still_equals_torch_native(tables, total, new):
+def test_extend_when_the_last_block_is_short_then_still_equals_torch_native(tables, total, new, window):
     if new < total:
-        test_extend_when_a_prefix_is_cached_then_equals_torch_native(tables, [total - new], [new])
+        test_extend_when_a_prefix_is_cached_then_equals_torch_native(tables, [total - new], [new], window)
 
 
 def test_extend_when_the_mask_is_asked_for_twice_then_it_is_built_once():
     backend = CpuAttention.__new__(CpuAttention)
     backend._masks = {}
-    mask = backend._lower_right(2, 4, 5, torch.device("cpu"))
+    mask = backend._lower_right(2, 4, 5, None)
     assert mask.tolist() == [[True] * 3 + [False] * 2, [True] * 4 + [False]]
-    assert backend._lower_right(2, 4, 5, torch.device("cpu")) is mask
+    assert backend._lower_right(2, 4, 5, None) is mask
+    windowed = backend._lower_right(2, 4, 5, 1)
+    assert windowed.tolist() == [[False, True, True, False, False], [False, False, True, True, False]]
 
 
 def test_padding_when_the_kernels_of_amx_are_missing_then_padded_requests_are_as_long_as_with_them():
@@ -236,6 +241,13 @@ def test_window_when_a_prompt_is_extended_then_each_token_sees_the_tokens_of_its
     asked = Windowed(kv_lens, new_lens)
     lens = torch.tensor(kv_lens) - torch.tensor(new_lens), torch.tensor(new_lens)
     assert torch.allclose(asked.attend("_run_sdpa_forward_extend", *lens), asked.expected(), atol=1e-4)
+
+
+def test_window_when_a_prefix_is_cached_then_no_mask_is_as_high_as_the_context_is_long():
+    """A mask of context x context fills the memory of the machine."""
+    asked = Windowed([900], [3])
+    asked.attend("_run_sdpa_forward_extend", torch.tensor([897]), torch.tensor([3]))
+    assert [mask.shape for mask in asked.backend._masks.values()] == [(4, 900)]
 
 
 @pytest.mark.parametrize("kv_lens", [[100, 60], [1000, 1], [40]])
