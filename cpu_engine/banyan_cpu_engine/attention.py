@@ -330,8 +330,10 @@ def _sdpa(
 ) -> torch.Tensor:
     """Attention of [tokens, heads, dim] tensors, causal where there is no mask."""
     value_dim = value.shape[-1]
-    # Torch's kernel for blocks of rows wants values as wide as keys; latents leave the rotary part out of them.
-    value = pad(value.to(query.dtype), (0, key.shape[-1] - value_dim))
+    value = value.to(query.dtype)
+    if value_dim < key.shape[-1]:
+        # Torch's kernel for blocks of rows wants values as wide as keys; latents leave the rotary part out of them.
+        value = pad(value, (0, key.shape[-1] - value_dim))
     attended = scaled_dot_product_attention(
         query.transpose(0, 1).unsqueeze(0),
         key.to(query.dtype).transpose(0, 1).unsqueeze(0),

@@ -13,7 +13,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry
 from sglang.srt.models.deepseek_common.attention_forward_methods import AttnForwardMethod
 
-from banyan_cpu_engine import ATTENTION_BACKEND
+from banyan_cpu_engine import ATTENTION_BACKEND, attention
 from banyan_cpu_engine.attention import CpuAttention, refuse_other_attention
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, NUM_SLOTS = 9, 3, 64, 4096
@@ -105,6 +105,23 @@ def test_extend_when_the_mask_is_asked_for_twice_then_it_is_built_once():
     assert backend._lower_right(2, 4, 5, None) is mask
     windowed = backend._lower_right(2, 4, 5, 1)
     assert windowed.tolist() == [[False, True, True, False, False], [False, False, True, True, False]]
+
+
+@pytest.mark.parametrize(("value_dim", "is_copied"), [(HEAD_DIM, False), (HEAD_DIM // 2, True)])
+def test_values_when_they_are_as_wide_as_keys_then_they_are_not_copied(value_dim, is_copied, monkeypatch):
+    seen = []
+    attend = attention.scaled_dot_product_attention
+
+    def noting(query, key, value, **how):
+        seen.append(value)
+        return attend(query, key, value, **how)
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", noting)
+    backend = CpuAttention.__new__(CpuAttention)
+    query, keys = torch.zeros(8, NUM_HEADS, HEAD_DIM), torch.zeros(8, NUM_KV_HEADS, HEAD_DIM)
+    values = torch.zeros(8, NUM_KV_HEADS, value_dim)
+    backend._attend(query, keys, values, scaling=None, enable_gqa=True, window=None)
+    assert [value.data_ptr() != values.data_ptr() for value in seen] == [is_copied]
 
 
 def test_padding_when_the_kernels_of_amx_are_missing_then_padded_requests_are_as_long_as_with_them():
