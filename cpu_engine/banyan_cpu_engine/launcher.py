@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES, add_attention_backend_choices
+from sglang.srt.utils import cpu_has_amx_support
 
 from banyan import SGLANG_VERSION, patches
 from banyan.sglang_plugin import runtime
@@ -87,6 +88,8 @@ def _start_or_refuse(server_args: Any, asked: str) -> None:
 def _turn_on(server_args: Any) -> None:
     if server_args.attention_backend is None:
         server_args.attention_backend = ATTENTION_BACKEND
+        if cpu_has_amx_support():
+            logger.info("banyan: attention by %s; SGLang's choice: --attention-backend intel_amx", ATTENTION_BACKEND)
     if server_args.enable_memory_saver:
         # With it every rank loads a library of CUDA's driver first, and ends where there is none.
         logger.warning("banyan: --enable-memory-saver is for GPUs: commands that give memory back empty caches only")

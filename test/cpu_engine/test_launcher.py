@@ -47,6 +47,14 @@ def test_server_when_nobody_asks_for_it_then_the_arguments_are_stock():
     assert not server.is_marked(args) and args.attention_backend is None
 
 
+@pytest.mark.parametrize("has_amx", [True, False])
+def test_server_when_sglang_would_attend_with_amx_then_one_line_says_how_to_have_that(has_amx, monkeypatch, capsys):
+    monkeypatch.setattr(launcher, "cpu_has_amx_support", lambda: has_amx)
+    assert prepare_server_args([*BASE, launcher.FLAG]).attention_backend == ATTENTION_BACKEND
+    prepare_server_args([*BASE, launcher.FLAG, "--attention-backend", "torch_native"])
+    assert capsys.readouterr().err.count("--attention-backend intel_amx") == has_amx
+
+
 def test_server_when_it_has_its_own_attention_then_that_stays():
     args = prepare_server_args([*BASE, launcher.FLAG, "--attention-backend", "torch_native"])
     assert server.is_marked(args) and args.attention_backend == "torch_native"
