@@ -6,7 +6,8 @@ of it ``S' = exp(g) S + beta (v - exp(g) S k) k^T``, and reads ``S' q``. In fron
 passes a convolution over its last tokens, of which the inputs are kept.
 
 A token is always computed by operations on that token alone, of the same shapes. So what becomes of a sequence does not
-depend on the chunks that it is cut into, to the last bit.
+depend on the chunks that it is cut into, to the last bit, where S is kept in float32 and the inputs in the type that
+they come in. Narrower ones (--mamba-ssm-dtype, SGLANG_MAMBA_CONV_DTYPE) are rounded at each cut.
 """
 
 from __future__ import annotations
