@@ -41,6 +41,8 @@ answers() {
     done
 ) &
 
-exec env SGLANG_USE_CPU_ENGINE=1 SGLANG_CPU_OMP_THREADS_BIND="0|1" OMP_NUM_THREADS=1 .venv/bin/python \
-    -m sglang.launch_server --model-path "${MODEL:-build/models/smollm2-135m-instruct}" $engine --dp 2 \
-    --max-total-tokens 40000 --context-length 8192 --sleep-on-idle --enable-banyan "$@"
+# With AMX the tokens of a prompt can depend on what was cached: docs/design/0003.
+exec env SGLANG_USE_CPU_ENGINE=1 SGLANG_CPU_OMP_THREADS_BIND="0|1" OMP_NUM_THREADS=1 \
+    ONEDNN_MAX_CPU_ISA="${ONEDNN_MAX_CPU_ISA:-AVX512_CORE_BF16}" .venv/bin/python -m sglang.launch_server \
+    --model-path "${MODEL:-build/models/smollm2-135m-instruct}" $engine --dp 2 --max-total-tokens 40000 \
+    --context-length 8192 --sleep-on-idle --enable-banyan "$@"
