@@ -21,7 +21,7 @@ command -v cc >/dev/null || missing+=("a C compiler (cc)")
 command -v c++ >/dev/null || missing+=("a C++ compiler (c++)")
 echo '#include <openssl/sha.h>' | c++ -E -x c++ - >/dev/null 2>&1 || missing+=("headers of OpenSSL (libssl-dev, openssl-devel)")
 wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' sgl-kernel/Cargo.toml)
-found=$(rustc --version 2>/dev/null | cut -d' ' -f2)
+found=$(rustc --version 2>/dev/null | cut -d' ' -f2 || true)
 command -v cargo >/dev/null && printf '%s\n' "$wanted" "${found:-0}" | sort -VC ||
     missing+=("cargo with Rust $wanted or later, found ${found:-none} (rustup.rs; that of distributions is often older)")
 if [ ${#missing[@]} -gt 0 ]; then

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``make setup`` in a checkout whose every tool stands in for one; nothing is installed."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+REAL = (
+    *("bash", "cat", "cut", "dirname", "du", "env", "find", "grep", "mkdir", "rm", "sed", "sha256sum", "sleep"),
+    *("sort", "uname", "wc"),
+)
+READ = (
+    *(f"requirements/{name}" for name in ("cpu.lock", "store.txt", "alternatives.txt", "clients.txt", "ray.txt")),
+    *("requirements/site.txt", "pyproject.toml", "sgl-kernel/Cargo.lock", "cpu_engine/pyproject.toml"),
+    *("cpu_engine/sgl_kernel_cpu/pyproject.toml", "cpu_engine/sgl_kernel_cpu/sgl_kernel/mamba.py"),
+    *("lab/pyproject.toml", "build/models/smollm2-135m-instruct/banyan-model.json"),
+)
+STAND_INS = {
+    "bin/python3.11": "",
+    "bin/cc": "",
+    "bin/c++": "cat >/dev/null",
+    "bin/cargo": "",
+    "bin/rustc": "echo rustc 9.9.9",
+    "bin/id": "echo 1000",
+    "bin/chromium": "",
+    "bin/promtool": "",
+    "bin/ldconfig": 'cat "$(dirname "$0")/libraries"',
+    ".venv/bin/python": "",
+    ".venv/bin/uv": 'echo "$@" >>"$(dirname "$0")/installed"',
+}
+
+
+class Checkout:
+    """Where ``make setup`` finds the tools of ``bin`` and no others."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("bin", ".venv/bin", "scripts", "sgl-kernel/crates"):
+            (folder / name).mkdir(parents=True)
+        for name in ("scripts/setup.sh", "sgl-kernel/Cargo.toml"):
+            shutil.copy(ROOT / name, folder / name)
+        for name in READ:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).touch()
+        for name in REAL:
+            (folder / "bin" / name).symlink_to(shutil.which(name))
+        for name, body in STAND_INS.items():
+            self.stand_in(name, body)
+        self.libraries("libibverbs.so.1")
+
+    def stand_in(self, name: str, body: str) -> None:
+        path = self.folder / name
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+
+    def libraries(self, *names: str) -> None:
+        """What the linker finds."""
+        lines = [f"\t{name} (libc6,x86-64) => /lib/{name}\n" for name in names]
+        (self.folder / "bin/libraries").write_text("".join(lines))
+
+    def installed(self) -> str:
+        log = self.folder / ".venv/bin/installed"
+        return log.read_text() if log.exists() else ""
+
+    def start(self) -> "subprocess.Popen[str]":
+        # Whoever runs the tests may have told them to ignore Ctrl-C.
+        command = ["env", "--default-signal=INT", str(self.folder / "scripts/setup.sh")]
+        return subprocess.Popen(
+            command,
+            env={"PATH": str(self.folder / "bin")},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self) -> tuple[int, str]:
+        setup = self.start()
+        said, _ = setup.communicate(timeout=60)
+        return setup.returncode, said
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+def test_setup_when_all_is_there_then_it_is_ready_and_the_second_time_installs_nothing(checkout: Checkout) -> None:
+    assert checkout.run()[0] == 0
+    installed = checkout.installed()
+    assert "requirements/cpu.lock" in installed and "sgl_kernel_cpu" in installed
+    (checkout.folder / "python/banyan").mkdir(parents=True)
+    (checkout.folder / "python/banyan/_native.abi3.so").touch()
+    assert checkout.run() == (0, "[setup] ready\n")
+    assert checkout.installed() == installed
+
+
+def test_setup_when_there_is_no_rust_then_it_says_so(checkout: Checkout) -> None:
+    (checkout.folder / "bin/rustc").unlink()
+    status, said = checkout.run()
+    assert status == 1 and "or later, found none (rustup.rs" in said
