@@ -80,7 +80,9 @@ fi
 # The tests of the page want a browser, those of the alert rules promtool, Mooncake's library the one of InfiniBand.
 # Nothing that serves does, without a mooncake:// store.
 wanted=()
-ldconfig -p 2>/dev/null | grep -q 'libibverbs\.so\.1' || wanted+=(libibverbs1)
+# Read whole: who stops listening ends ldconfig, and the pipe counts as failed.
+libraries=$(PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null || true)
+[[ $libraries == *libibverbs.so.1* ]] || wanted+=(libibverbs1)
 command -v chromium >/dev/null || command -v google-chrome >/dev/null || wanted+=(chromium fonts-dejavu-core)
 if ! command -v promtool >/dev/null; then
     # Where systemd runs, Debian starts what it installs.
@@ -118,7 +120,7 @@ if ! is_done compiled "$compiled"; then
 fi
 
 stand_in=$(digest cpu_engine/sgl_kernel_cpu/pyproject.toml cpu_engine/sgl_kernel_cpu/sgl_kernel/*.py)
-if ! ldconfig -p 2>/dev/null | grep -q libcuda.so.1 && ! is_done stand_in "$stand_in"; then
+if [[ $libraries != *libcuda.so.1* ]] && ! is_done stand_in "$stand_in"; then
     timed "no CUDA driver: installing the CPU stand-in for sgl_kernel" \
         .venv/bin/uv pip install -q --no-deps --no-build-isolation --reinstall ./cpu_engine/sgl_kernel_cpu
     mark stand_in "$stand_in"

@@ -103,3 +103,13 @@ def test_setup_when_there_is_no_rust_then_it_says_so(checkout: Checkout) -> None
     (checkout.folder / "bin/rustc").unlink()
     status, said = checkout.run()
     assert status == 1 and "or later, found none (rustup.rs" in said
+
+
+def test_setup_when_there_is_a_cuda_driver_among_many_libraries_then_nothing_stands_in_for_the_kernels(
+    checkout,
+) -> None:
+    """Many: more than a pipe holds when who reads has gone."""
+    checkout.libraries("libcuda.so.1", "libibverbs.so.1", *["libother.so.1"] * 4000)
+    status, said = checkout.run()
+    assert status == 0 and "not here" not in said
+    assert "sgl_kernel_cpu" not in checkout.installed()
