@@ -6,6 +6,8 @@
 # headers of OpenSSL and cargo.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# Also where a step that has heard Ctrl-C, too, says no more than that it failed.
+trap 'exit 130' INT
 
 PYTHON=${PYTHON:-$(command -v python3.11 || command -v python3 || true)}
 UV_VERSION=0.13.8
@@ -39,19 +41,21 @@ mark() { echo "$2" >"$STAMPS/$1"; }
 # Long steps say every HEARTBEAT_S that they are still at work.
 HEARTBEAT_S=20
 timed() {
-    local started=$SECONDS job
+    local started=$SECONDS status=0
     say "$1 ..."
     shift
-    "$@" &
-    job=$!
     (
-        while sleep $HEARTBEAT_S </dev/null >/dev/null 2>&1 && kill -0 $job 2>/dev/null; do
+        while sleep $HEARTBEAT_S </dev/null >/dev/null 2>&1; do
             say "    at it for $((SECONDS - started)) s; .venv holds $(du -sh .venv 2>/dev/null | cut -f1)"
         done
     ) &
     local clock=$!
-    wait $job || { kill $clock 2>/dev/null; return 1; }
-    kill $clock 2>/dev/null || true
+    trap "kill $clock" EXIT
+    # In the foreground: a program that the shell starts beside itself does not hear Ctrl-C.
+    "$@" || status=$?
+    trap - EXIT
+    kill $clock
+    [ $status = 0 ] || return $status
     say "    $((SECONDS - started)) s"
 }
 

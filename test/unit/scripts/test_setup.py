@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """``make setup`` in a checkout whose every tool stands in for one; nothing is installed."""
 
+import os
 import shutil
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -113,3 +116,25 @@ def test_setup_when_there_is_a_cuda_driver_among_many_libraries_then_nothing_sta
     status, said = checkout.run()
     assert status == 0 and "not here" not in said
     assert "sgl_kernel_cpu" not in checkout.installed()
+
+
+@pytest.mark.parametrize(
+    ("tool", "body"),
+    [(".venv/bin/uv", "exec sleep 60"), ("bin/apt-get", "trap 'exit 1' INT; sleep 60")],
+    ids=["the step dies", "a step fails that may"],
+)
+def test_setup_when_ctrl_c_ends_it_then_its_step_ends_too_and_no_other_begins(
+    checkout: Checkout, tool: str, body: str
+) -> None:
+    checkout.libraries()
+    checkout.stand_in("bin/id", "echo 0")
+    checkout.stand_in(tool, f'echo $$ >"$(dirname "$0")/step"; {body}')
+    number = (checkout.folder / tool).with_name("step")
+    setup = checkout.start()
+    deadline_s = time.monotonic() + 30
+    while not (number.exists() and number.read_text().strip()) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    os.killpg(setup.pid, signal.SIGINT)
+    said, _ = setup.communicate(timeout=30)
+    assert setup.returncode != 0 and "documentation site" not in said
+    assert not Path("/proc", number.read_text().strip()).exists()
