@@ -6,7 +6,10 @@ cd "$(dirname "$0")/.."
 
 PY=.venv/bin/python
 mkdir -p build
+# pytest ends by itself on Ctrl-C, and a shell without this would go on to the next one.
+trap 'exit 130' INT
 {
+    trap 'exit 130' INT
     # Threads and forks of foreign libraries, Mooncake's among them, are not for the process of the other tests.
     "$PY" -m pytest test/native
     native=$?
