@@ -13,6 +13,7 @@ import itertools
 import os
 import random
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -107,9 +108,12 @@ class ServerSpec:
     def command(self, model: Path, port: int) -> list[str]:
         """The full command line; variables are set by env(1), which leaves the inherited ones alone."""
         variables = [f"{name}={value}" for name, value in self.env]
+        # Whoever starts it may be killed: then the server ends, and its processes, which watch it. Of who starts it the
+        # kernel takes the thread: one that starts a server must not end before it.
+        bound = ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
         confined = () if self.cores is None else ("taskset", "--cpu-list", self.cores)
         program = (sys.executable, "-m", "sglang.launch_server")
-        return ["env", *variables, *confined, *program, *self.flags(model, port)]
+        return ["env", *variables, *bound, *confined, *program, *self.flags(model, port)]
 
     def flags(self, model: Path, port: int) -> list[str]:
         """What follows the program's name on the command line."""
@@ -189,14 +193,17 @@ class Server:
         self._session.awake()
 
     def stop(self) -> None:
-        """End it: politely, then after STOP_GRACE_S for all its processes by force."""
-        if self._process.poll() is None:
-            self.awake()
-            send(self._process.pid, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(STOP_GRACE_S)
-        # Children that outlived their parent are still of the session.
-        self.kill()
+        """End it: politely, then after STOP_GRACE_S for all its processes by force; at once by force where this wait is
+        interrupted."""
+        try:
+            if self._process.poll() is None:
+                self.awake()
+                send(self._process.pid, signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(STOP_GRACE_S)
+        finally:
+            # Children that outlived their parent are still of the session.
+            self.kill()
 
     def kill(self) -> None:
         """End all its processes by force, as a crash would."""
@@ -255,8 +262,12 @@ def wait_ready(
 
 
 def unwind_on_sigterm() -> None:
-    """Make SIGTERM an exception of the main thread, so that servers are stopped on the way out."""
+    """Make SIGTERM, and a terminal that is closed, an exception of the main thread, so that servers are stopped on the
+    way out."""
     signal.signal(signal.SIGTERM, _exit_by_signal)
+    # Under nohup(1) it goes on.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _exit_by_signal)
 
 
 def _exit_by_signal(number: int, frame: FrameType | None) -> None:

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
+import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -105,6 +109,70 @@ def test_server_when_it_ignores_term_and_sleeps_then_killed_after_the_grace(
     wait_until(lambda: session.pids() == [])
 
 
+def test_server_when_its_stop_is_interrupted_then_none_of_its_processes_is_left(
+    fake_engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine.write_text(f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{TREE}")
+    server = Server(ServerSpec("stubborn", 2, "on"), tmp_path, tmp_path / "logs")
+    wait_until(lambda: len(server.pids()) == 2)
+    wait = server._process.wait
+
+    def interrupted(timeout: float | None = None) -> int:
+        if timeout is not None:
+            raise KeyboardInterrupt
+        return wait()
+
+    monkeypatch.setattr(server._process, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        server.stop()
+    wait_until(lambda: server.pids() == [])
+
+
+DRIVER = """
+import sys, time
+from pathlib import Path
+from benchmark.servers import Server, ServerSpec, unwind_on_sigterm
+
+unwind_on_sigterm()
+folder = Path(sys.argv[1])
+with Server(ServerSpec("one", 1, "stock"), folder, folder) as server:
+    print(server.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]", ProcessSession]]:
+    """A program with a server, in place of which a module of the same name sleeps."""
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang/__init__.py").touch()
+    (tmp_path / "sglang/launch_server.py").write_text("import time; time.sleep(60)")
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    # Whoever runs the tests may have told them to ignore it, as nohup(1) does.
+    command = ["env", "--default-signal=HUP", sys.executable, "-c", DRIVER, str(tmp_path)]
+    program = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE, text=True)
+    assert program.stdout is not None
+    session = ProcessSession(int(program.stdout.readline()))
+    yield program, session
+    session.kill()
+    program.kill()
+    program.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_program_when_it_is_told_to_end_or_its_terminal_is_closed_then_it_stops_its_server(driver, number) -> None:
+    program, session = driver
+    program.send_signal(number)
+    assert program.wait(30) == 128 + number and session.pids() == []
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv of util-linux")
+def test_program_when_it_is_killed_then_its_server_ends_too(driver) -> None:
+    program, session = driver
+    program.kill()
+    wait_until(lambda: session.pids() == [])
+
+
 def test_specs_when_made_then_equal_total_pools_and_the_right_flags() -> None:
     specs = server_specs(1000)
     commands = {label: spec.command(Path("model"), 1234) for label, spec in specs.items()}
@@ -170,5 +238,5 @@ def test_first_error_when_the_last_lines_have_it_then_it_is_not_said_twice() -> 
 
 def test_command_when_the_server_has_a_core_then_all_its_processes_stay_there(tmp_path):
     command = ServerSpec("one", 1, "on", cores="1").command(tmp_path, 30000)
-    assert command[:5] == ["env", "taskset", "--cpu-list", "1", sys.executable]
+    assert command[command.index("taskset") :][:4] == ["taskset", "--cpu-list", "1", sys.executable]
     assert "taskset" not in ServerSpec("anywhere", 1, "on").command(tmp_path, 30000)
