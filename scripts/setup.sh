@@ -83,11 +83,11 @@ fi
 
 # The tests of the page want a browser, those of the alert rules promtool, Mooncake's library the one of InfiniBand.
 # Nothing that serves does, without a mooncake:// store.
-wanted=()
+wanted=() # what one tool needs, for each
 # Read whole: who stops listening ends ldconfig, and the pipe counts as failed.
 libraries=$(PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null || true)
 [[ $libraries == *libibverbs.so.1* ]] || wanted+=(libibverbs1)
-command -v chromium >/dev/null || command -v google-chrome >/dev/null || wanted+=(chromium fonts-dejavu-core)
+command -v chromium >/dev/null || command -v google-chrome >/dev/null || wanted+=("chromium fonts-dejavu-core")
 if ! command -v promtool >/dev/null; then
     # Where systemd runs, Debian starts what it installs.
     if [ -d /run/systemd/system ]; then
@@ -98,11 +98,16 @@ if ! command -v promtool >/dev/null; then
 fi
 if [ ${#wanted[@]} -gt 0 ]; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-        install_wanted() {
-            apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
-                apt-get install -y -qq --no-install-recommends "${wanted[@]}" >/dev/null
+        install() {
+            apt-get update -qq &&
+                DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
         }
-        timed "installing ${wanted[*]} (for tests only)" install_wanted || say "    failed: their tests will fail"
+        for names in "${wanted[@]}"; do
+            is_done "apt-${names%% *}" failed && continue
+            timed "installing $names (for tests only)" install $names && continue
+            say "    failed: its tests will fail; before trying again: rm $STAMPS/apt-${names%% *}"
+            mark "apt-${names%% *}" failed
+        done
     else
         say "not here: ${wanted[*]}; their tests will fail. Debian: apt-get install ${wanted[*]}"
     fi

@@ -138,3 +138,17 @@ def test_setup_when_ctrl_c_ends_it_then_its_step_ends_too_and_no_other_begins(
     said, _ = setup.communicate(timeout=30)
     assert setup.returncode != 0 and "documentation site" not in said
     assert not Path("/proc", number.read_text().strip()).exists()
+
+
+def test_setup_when_a_package_cannot_be_installed_then_others_are_and_it_is_tried_once(checkout: Checkout) -> None:
+    checkout.libraries()
+    (checkout.folder / "bin/chromium").unlink()
+    checkout.stand_in("bin/id", "echo 0")
+    here = 'cd "$(dirname "$0")"; echo "$@" >>asked'
+    checkout.stand_in(
+        "bin/apt-get", f'{here}; case "$*" in *chromium*) exit 1 ;; *lib*) echo libibverbs.so.1 >libraries; esac'
+    )
+    assert "installing chromium fonts-dejavu-core (for tests only) ...\n[setup]     failed" in checkout.run()[1]
+    asked = (checkout.folder / "bin/asked").read_text()
+    assert checkout.run()[0] == 0
+    assert (checkout.folder / "bin/asked").read_text() == asked and asked.count("install ") == 2
