@@ -111,7 +111,7 @@ compat: setup ## which patches another release of SGLang changes, without instal
 	@$(PY) scripts/compat.py $(if $(SGLANG),$(SGLANG),$(error name a release: make compat SGLANG=0.5.24))
 
 lock: ## pin the newest versions that satisfy requirements/cpu.in
-	.venv/bin/uv pip compile -q --no-header --no-emit-index-url --no-annotate --python-version 3.11 \
+	.venv/bin/uv pip compile -q --upgrade --no-header --no-emit-index-url --no-annotate --python-version 3.11 \
 	    --override requirements/cpu.overrides requirements/cpu.in -o requirements/cpu.lock
 
 clean: ## remove builds and reports, keep .venv and the model
