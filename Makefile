@@ -85,7 +85,7 @@ gpu-bundle: setup ## pack gpu-check, the native core, tiny models and packages i
 	@PYTHONPATH=.:python $(PY) test/gpu/bundle.py $(FILE)
 
 crash: setup ## kill -9, power cuts and lying devices against the store: make crash SEEDS=1000, or SEED=n
-	@$(PY) scripts/crash.py $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000))
+	@$(PY) scripts/harness.py crash $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000))
 
 soak: setup ## traffic of all kinds, faults and commands on a server that shares, tokens compared; leaves build/soak/report.html: make soak MINUTES=60
 	@$(PY) -m benchmark.soak --minutes $(or $(MINUTES),60) $(ARGS)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.native
 
 def test_store_when_writers_die_at_random_then_nothing_is_wrong_or_lost(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "scripts/crash.py", "--seeds", str(NUM_SEEDS), "--dir", str(tmp_path)],
+        [sys.executable, "scripts/harness.py", "crash", "--seeds", str(NUM_SEEDS), "--dir", str(tmp_path)],
         cwd=ROOT,
         capture_output=True,
         text=True,

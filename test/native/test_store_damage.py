@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A short run of ``scripts/damage.py``: files flipped, cut, swapped and planted. Any failure names its seed."""
+"""A short run of ``scripts/harness.py damage``: files flipped, cut, swapped and planted. Any failure names its seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.native
 
 def test_store_when_its_files_are_damaged_at_random_then_nothing_crashes_waits_or_is_wrong(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "scripts/damage.py", "--seeds", str(NUM_SEEDS), "--dir", str(tmp_path)],
+        [sys.executable, "scripts/harness.py", "damage", "--seeds", str(NUM_SEEDS), "--dir", str(tmp_path)],
         cwd=ROOT,
         capture_output=True,
         text=True,
