@@ -16,6 +16,8 @@ say() { printf '[setup] %s\n' "$*"; }
 
 missing=()
 [ "$(uname -s)" = Linux ] || missing+=("Linux, and this is $(uname -s)")
+# Elsewhere SGLang asks for other packages than the locked ones.
+[ "$(uname -m)" = x86_64 ] || missing+=("an x86-64 processor, and this is $(uname -m)")
 [ -n "$PYTHON" ] && "$PYTHON" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null ||
     missing+=("python3.11 with venv (set PYTHON=/path/to/python3.11; \`uv python install 3.11\` brings one)")
 command -v cc >/dev/null || missing+=("a C compiler (cc)")

@@ -102,6 +102,12 @@ def test_setup_when_all_is_there_then_it_is_ready_and_the_second_time_installs_n
     assert checkout.installed() == installed
 
 
+def test_setup_when_the_processor_is_another_then_it_says_so(checkout: Checkout) -> None:
+    (checkout.folder / "bin/uname").unlink()
+    checkout.stand_in("bin/uname", 'test "$1" = -m && echo aarch64 || echo Linux')
+    assert checkout.run() == (1, "setup: missing: an x86-64 processor, and this is aarch64;\n")
+
+
 def test_setup_when_there_is_no_rust_then_it_says_so(checkout: Checkout) -> None:
     (checkout.folder / "bin/rustc").unlink()
     status, said = checkout.run()
