@@ -60,11 +60,6 @@ class Bodies:
         self._all = _Room(max_bytes, max_body_bytes)
         self._of_clients: dict[str, _Room] = {}
 
-    @property
-    def num_bytes(self) -> int:
-        """Of requests."""
-        return self._all.num_bytes
-
     @asynccontextmanager
     async def read(self, stream: AsyncIterator[bytes], client: str) -> AsyncIterator[bytes]:
         """A body; it counts until the context ends. ``client``: whose it is.

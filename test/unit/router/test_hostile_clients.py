@@ -98,14 +98,14 @@ def test_bodies_when_there_is_no_room_for_more_then_the_next_is_refused_until_on
                 return body
 
         slow = asyncio.create_task(read(parts(b"x" * 90, then=rest)))
-        await until(lambda: bodies.num_bytes == 90)
+        await until(lambda: bodies._all.num_bytes == 90)
         with pytest.raises(Refused, match="--max-buffered-mib") as refused:
             await read(parts(b"x" * 80))
-        assert refused.value.status == 503 and bodies.num_bytes == 90
+        assert refused.value.status == 503 and bodies._all.num_bytes == 90
         with pytest.raises(Refused, match="more than 100 bytes"):
             await read(parts(b"x" * 101))
         rest.set()
-        assert await slow == b"x" * 90 and bodies.num_bytes == 0
+        assert await slow == b"x" * 90 and bodies._all.num_bytes == 0
         assert await read(parts(b"x" * 80)) == b"x" * 80
 
     asyncio.run(scenario())
@@ -139,7 +139,7 @@ def test_bodies_when_one_client_sends_many_large_ones_then_others_have_room_and_
                 assert all(of_other) and of_third == [False] * 2, "an eighth is for small ones"
                 async with held(bodies, "c", *[SMALL_BYTES] * 4) as small:
                     assert all(small)
-        assert bodies.num_bytes == 0 and not bodies._of_clients
+        assert bodies._all.num_bytes == 0 and not bodies._of_clients
         async with held(bodies, "a", *[4 << 20] * 7) as of_one:
             assert all(of_one), "what has gone counts no more"
 
@@ -163,12 +163,12 @@ def test_bodies_when_one_of_a_client_has_gone_then_those_that_are_under_way_stil
         async with held(bodies, "a", 1):
             pass
         goes_on.set()
-        await until(lambda: bodies.num_bytes)
+        await until(lambda: bodies._all.num_bytes)
         async with held(bodies, "a", 4 << 20) as taken:
             assert taken == [False], "seven eighths of its half"
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        assert bodies.num_bytes == 0
+        assert bodies._all.num_bytes == 0
 
     asyncio.run(scenario())
 

@@ -118,10 +118,10 @@ def test_body_when_its_client_goes_before_its_turn_to_be_read_then_nothing_of_it
             try:
                 for _ in range(3):
                     asked = asyncio.create_task(rig.ask(text="x" * (1 << 20)))
-                    await until(lambda: router._bodies.num_bytes > 1 << 20)
+                    await until(lambda: router._bodies._all.num_bytes > 1 << 20)
                     await asyncio.sleep(0.05)
                     asked.cancel()
-                    await until(lambda: router._bodies.num_bytes == 0)
+                    await until(lambda: router._bodies._all.num_bytes == 0)
                     # One is being read, which cannot be ended.
                     await until(lambda: not router._reader._work_queue.qsize())
             finally:
