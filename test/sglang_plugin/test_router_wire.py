@@ -16,12 +16,13 @@ from sglang.srt.disaggregation import kv_events
 from sglang.srt.entrypoints import request_headers
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from sglang.srt.entrypoints.openai.serving_base import OpenAIServingBase
+from sglang.srt.environ import envs
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.load_snapshot import LoadSnapshot
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import compute_node_event_hash_values, get_hash_str, hash_str_to_int64
 
-from banyan.router import prompt
+from banyan.router import app, prompt
 from banyan.router.blocks import SALT_TAG, block_ids, pack
 from banyan.router.description import Source, read_loads
 from banyan.router.events import AllBlocksCleared, BlockRemoved, BlockStored, EventFeed, read_batch
@@ -29,6 +30,10 @@ from banyan.router.subscription import subscribe
 from benchmark.servers import free_port
 
 TOKENS = list(range(100, 165))
+
+
+def test_connections_when_they_idle_then_the_router_drops_them_before_sglang_does():
+    assert envs.SGLANG_TIMEOUT_KEEP_ALIVE.get() > app.IDLE_S
 
 
 @pytest.mark.parametrize("cache_salt", [None, "tenant"])

@@ -67,6 +67,9 @@ LARGE_BYTES, MANY_BRACKETS, MANY_COMMAS = 256 << 10, 8192, 16384
 LONG_TOKENS = LARGE_BYTES // BYTES_PER_TOKEN
 """So does hashing so many."""
 
+IDLE_S = 4.0
+"""Connections to servers are kept so long. SGLang closes its own after 5 s: what is sent just then would be lost."""
+
 
 class Router:
     """Everything that one router is made of. ``run`` is open while it serves."""
@@ -120,7 +123,7 @@ class Router:
         settings = self.settings
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout_s)
         async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S),
             timeout=timeout,
             # A server's cookies are its client's.
             cookie_jar=aiohttp.DummyCookieJar(),

@@ -9,7 +9,7 @@ import json
 import pytest
 from test.unit.router.fake_server import FakeServer, running, until
 
-from banyan.router import suspects
+from banyan.router import app, suspects
 from banyan.router.health import Health, Probe, State
 
 
@@ -32,6 +32,20 @@ def test_request_when_nobody_listens_then_another_server_answers():
             assert rig.state(0) is State.DOWN
             assert rig.num_seen() == [0, 2]
             rig.assert_idle()
+
+    asyncio.run(scenario())
+
+
+def test_connection_when_it_has_idled_then_the_router_closes_it_before_its_server_does(monkeypatch):
+    monkeypatch.setattr(app, "IDLE_S", 0.2)
+
+    async def scenario():
+        a = FakeServer("a")
+        a.config.timeout_keep_alive = 60
+        async with running([a], probe_interval_s=60) as rig:
+            assert (await rig.ask(text="hi"))[0] == 200
+            async with asyncio.timeout(5):
+                await until(lambda: not a._server.server_state.connections)
 
     asyncio.run(scenario())
 
