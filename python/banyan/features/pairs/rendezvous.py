@@ -14,6 +14,9 @@ from banyan.decoding import with_last_fields
 
 ROOM_BITS = 62
 
+MOST_ERROR_BYTES = 64 << 10
+"""Of an event that says so: one of megabytes is an answer, and all others would wait while it is read."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
@@ -58,6 +61,8 @@ def broken_with(status: int, first: bytes, *, is_stream: bool) -> int:
     if not is_stream:
         return _servers_fault(status)
     event = first.partition(b"\n")[0]
+    if len(event) > MOST_ERROR_BYTES:
+        return 0
     try:
         said = json.loads(event.removeprefix(b"data:"))
     except (ValueError, RecursionError):

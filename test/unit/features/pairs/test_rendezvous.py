@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from banyan.features.pairs import rendezvous
 from banyan.features.pairs.rendezvous import ROOM_BITS, Rendezvous, address, broken_with, choose_room
 
 RENDEZVOUS = Rendezvous("10.0.0.1", 8998, 77)
@@ -59,6 +60,11 @@ REFUSAL = {"text": "", "meta_info": {"finish_reason": {"type": "abort", "message
 )
 def test_stream_when_its_first_event_is_a_server_error_then_it_is_broken(first, status):
     assert broken_with(200, first, is_stream=True) == status
+
+
+def test_stream_when_its_first_event_is_of_megabytes_then_nobody_waits_while_it_is_read(monkeypatch):
+    monkeypatch.setattr(rendezvous.json, "loads", lambda event: pytest.fail("it was read"))
+    assert broken_with(200, event(ABORT | {"logprobs": [0.5] * 100_000}), is_stream=True) == 0
 
 
 def test_answer_when_its_status_is_a_server_error_then_it_is_broken():
