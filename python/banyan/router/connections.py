@@ -152,6 +152,13 @@ class Bounded(H11Protocol):
         if self._num_header_lines > MOST_HEADER_LINES:
             self.send_400_response(f"more than {MOST_HEADER_LINES} lines of a header")
 
+    def send_400_response(self, msg: str) -> None:
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            # An early answer has begun, and there is no other.
+            self.transport.close()
+
     def resume_reading(self) -> None:
         """Where there is room for more."""
         if self._rest or self.flow.read_paused:

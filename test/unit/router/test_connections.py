@@ -301,6 +301,21 @@ def test_request_when_the_one_before_was_answered_before_its_body_came_then_it_i
     asyncio.run(scenario())
 
 
+def test_body_when_it_goes_on_wrongly_behind_an_early_answer_then_the_connection_is_closed_and_nothing_fails():
+    async def scenario():
+        failed = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: failed.append(context))
+        async with bounded() as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"POST /none HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n")
+            assert (await reader.readuntil(b"\r\n\r\nNot Found")).startswith(b"HTTP/1.1 404")
+            writer.write(b"no chunk\r\n")
+            assert await reader.read() == b""
+        assert not failed
+
+    asyncio.run(scenario())
+
+
 BEHIND = [b"\r\n", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n", b"a:b\r\n" * 50_000]
 
 
