@@ -370,8 +370,10 @@ class Router:
 
 
 def _is_large(body: bytes) -> bool:
-    many = prompt.num_brackets(body) > MANY_BRACKETS or prompt.num_commas(body) > MANY_COMMAS
-    return many or len(body) >= LARGE_BYTES
+    # First what needs no look at the body: all of a large one takes milliseconds.
+    return (
+        len(body) >= LARGE_BYTES or prompt.num_brackets(body) > MANY_BRACKETS or prompt.num_commas(body) > MANY_COMMAS
+    )
 
 
 def build(settings: Settings) -> tuple[Starlette, Router]:

@@ -11,7 +11,7 @@ import threading
 import pytest
 from test.unit.router.fake_server import BLOCK_TOKENS, FakeServer, running, until
 
-from banyan.router import asked_prompt, dropped_lines, prompt
+from banyan.router import app, asked_prompt, dropped_lines, prompt
 from banyan.router.asked_prompt import Asked
 from banyan.router.blocks import block_ids, pack
 from banyan.router.chats import MEDIUM_BYTES, MOST_MEDIA
@@ -180,6 +180,12 @@ def test_body_when_it_is_large_then_it_is_read_beside_the_loop_and_when_it_is_la
         assert on is threading.current_thread()
 
     asyncio.run(scenario())
+
+
+def test_body_when_its_size_says_that_it_is_large_then_it_is_not_looked_through_on_the_loop(monkeypatch):
+    for count in ("num_brackets", "num_commas"):
+        monkeypatch.setattr(prompt, count, lambda body: pytest.fail("it was looked through"))
+    assert app._is_large(b"x" * app.LARGE_BYTES)
 
 
 def test_prompt_when_it_is_long_and_held_then_its_blocks_are_hashed_beside_the_loop(monkeypatch):
