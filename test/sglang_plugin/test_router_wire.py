@@ -40,7 +40,7 @@ def test_connections_when_they_idle_then_the_router_drops_them_before_sglang_doe
 def test_block_ids_when_computed_then_those_of_sglangs_events(cache_salt):
     seed = None if cache_salt is None else hashlib.sha256(SALT_TAG + cache_salt.encode()).hexdigest()
     expected = [hash_str_to_int64(key) for key in get_hash_str(TOKENS[:64], seed, page_size=16)]
-    assert block_ids(pack(TOKENS), 16, cache_salt) == expected
+    assert list(block_ids(pack(TOKENS), 16, cache_salt)) == expected
 
 
 def test_salted_ids_when_a_node_publishes_them_then_they_are_ours():
@@ -48,7 +48,7 @@ def test_salted_ids_when_a_node_publishes_them_then_they_are_ours():
     root = SimpleNamespace(key=None, parent=None, event_hash_value=None)
     node = SimpleNamespace(key=key, parent=root, event_hash_value=None)
     published = [hash_str_to_int64(value) for value in compute_node_event_hash_values(node, 16)]
-    assert published == block_ids(pack(TOKENS), 16, "tenant")
+    assert published == list(block_ids(pack(TOKENS), 16, "tenant"))
 
 
 def test_events_when_sglang_encodes_them_then_the_router_reads_them():

@@ -36,7 +36,7 @@ class Asked:
         one = len(self.token_ids) if self.token_ids is not None else num_bytes // BYTES_PER_TOKEN
         return max(1, one) * (1 + self.request.num_others)
 
-    def ids(self, block_tokens: int) -> list[int]:
+    def ids(self, block_tokens: int) -> array[int]:
         """Of the prompt's blocks of that size, for targets whose events name them."""
         assert self.token_ids is not None
         if block_tokens not in self._ids:
@@ -44,7 +44,7 @@ class Asked:
         return self._ids[block_tokens]
 
     @cached_property
-    def _ids(self) -> dict[int, list[int]]:
+    def _ids(self) -> dict[int, array[int]]:
         return {}
 
     @cached_property

@@ -22,7 +22,7 @@ PROMPT = "a prompt of some length, long enough for pages"
 
 
 def ids(text=PROMPT):
-    return block_ids(pack(list(text.encode())), BLOCK_TOKENS)
+    return list(block_ids(pack(list(text.encode())), BLOCK_TOKENS))
 
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])

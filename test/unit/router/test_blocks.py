@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import tracemalloc
 from array import array
 from itertools import takewhile
 
@@ -40,12 +41,21 @@ def test_ids_when_computed_then_the_first_bits_of_the_chained_sha256(cache_salt)
         page = b"".join(token.to_bytes(4, "little") for token in tokens[start : start + 4])
         digest = hashlib.sha256(digest + page).digest()
         expected.append(int.from_bytes(digest[:8], "big", signed=True))
-    assert block_ids(tokens, 4, cache_salt) == expected
+    assert list(block_ids(tokens, 4, cache_salt)) == expected
 
 
 @pytest.mark.parametrize("block_tokens", [-16, 0, 1 << 100])
 def test_ids_when_a_server_names_a_size_that_no_block_has_then_none(block_tokens):
-    assert block_ids(TOKENS, block_tokens) == []
+    assert not block_ids(TOKENS, block_tokens)
+
+
+def test_ids_when_a_prompt_has_many_then_each_takes_eight_bytes_and_not_what_an_integer_of_python_does():
+    tokens = array("I", [7]) * 40_000
+    tracemalloc.start()
+    ids = block_ids(tokens, 1)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(ids) == 39_999 and kept < 12 * len(ids)
 
 
 def test_ids_when_the_last_page_is_just_full_then_its_last_token_keeps_it_out():

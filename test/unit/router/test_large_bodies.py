@@ -199,7 +199,7 @@ def test_prompt_when_it_is_long_and_held_then_its_blocks_are_hashed_beside_the_l
         monkeypatch.setattr(asked_prompt, "block_ids", told)
         server, tokens = FakeServer("a", events=True), [7] * 200_000
         async with running([server]) as rig:
-            await server.publishers[0].send(BlockStored(block_ids(pack(tokens), BLOCK_TOKENS)))
+            await server.publishers[0].send(BlockStored(list(block_ids(pack(tokens), BLOCK_TOKENS))))
             await until(lambda: len(rig.router.fleet.servers[0].feeds[0].blocks))
             assert (await rig.ask(input_ids=tokens))[0] == 200
             assert b"cached_tokens_total 199996.0" in (await rig.get("/metrics"))[1]

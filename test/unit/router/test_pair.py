@@ -455,7 +455,7 @@ def test_prompt_when_the_prefill_server_tells_that_it_has_it_then_what_its_store
         p.banyan_state, d.banyan_state = like_p.banyan_state, like_d.banyan_state
         async with running([p, d]) as rig:
             await rig.ask(input_ids=LONG)
-            await p.publishers[0].send(BlockStored(block_ids(pack(LONG), BLOCK_TOKENS), medium))
+            await p.publishers[0].send(BlockStored(list(block_ids(pack(LONG), BLOCK_TOKENS)), medium))
             await until(lambda: len(rig.router.fleet.servers[0].feeds[0].blocks))
             await rig.ask(input_ids=LONG)
             assert hints_of(p) == [None, hint]
@@ -547,7 +547,7 @@ def test_prompt_when_the_decode_servers_arena_has_it_then_the_prefill_server_is_
         d.banyan_state = {"tells_arena": True, "page_server": {"address": PAGE_SERVER, "most_read_tokens": 0}}
         async with running([p, d]) as rig:
             blocks = rig.router.decodes.servers[0].feeds[0].blocks
-            await d.publishers[0].send(BlockStored(block_ids(pack(LONG), BLOCK_TOKENS), ARENA))
+            await d.publishers[0].send(BlockStored(list(block_ids(pack(LONG), BLOCK_TOKENS)), ARENA))
             await until(lambda: len(blocks))
             assert (await rig.ask(input_ids=LONG))[0] == 200
             assert [headers.get(SOURCE_HEADER) for headers in headers_of(p)] == [PAGE_SERVER]

@@ -399,7 +399,7 @@ def test_request_when_a_server_makes_a_chat_of_it_then_one_with_banyan_tells_the
     async def scenario():
         servers = [FakeServer(name, events=True, banyan=banyan) for name in "abc"]
         async with running(servers, policy="lmetric") as rig:
-            blocks = block_ids(pack(list(PROMPT.encode())), BLOCK_TOKENS)
+            blocks = list(block_ids(pack(list(PROMPT.encode())), BLOCK_TOKENS))
             await servers[2].publishers[0].send(BlockStored(blocks))
             await until(lambda: len(rig.router.fleet.servers[2].feeds[0].blocks))
             for _ in range(3):

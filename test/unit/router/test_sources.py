@@ -23,7 +23,7 @@ from banyan.routing.hint import SourceHint
 PAGE = 16
 NUM_BLOCKS = 6
 TOKENS = pack(list(range(NUM_BLOCKS * PAGE + 1)))
-IDS = block_ids(TOKENS, PAGE)
+IDS = list(block_ids(TOKENS, PAGE))
 PROMPT = Asked(Request(token_ids=TOKENS), TOKENS)
 PAGE_SERVERS = [Address(f"10.0.0.{number}", 7400) for number in (1, 2)]
 NOBODY = SourceHint(())

@@ -306,7 +306,7 @@ def test_prompt_when_two_tenants_have_sent_it_then_each_goes_where_its_own_pages
         async with serving(servers, path, policy="affinity") as rig:
             tokens = list(PROMPT.encode())
             for one, salt in zip(servers, (ACME, UMBRELLA), strict=True):
-                stored = block_ids(pack(tokens), BLOCK_TOKENS, salted(salt, None))
+                stored = list(block_ids(pack(tokens), BLOCK_TOKENS, salted(salt, None)))
                 await one.publishers[0].send(BlockStored(stored))
             await until(lambda: all(len(one.feeds[0].blocks) for one in rig.router.fleet.servers))
             for _ in range(3):

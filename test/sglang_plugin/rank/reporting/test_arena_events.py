@@ -26,7 +26,7 @@ from banyan.sglang_plugin.rank.reporting.arena_events import ArenaEvents
 NUM_PAGES = 4
 TOKENS = list(range(100, 100 + NUM_PAGES * PAGE + 1))
 KEYS = get_hash_str(TOKENS[: NUM_PAGES * PAGE], None, page_size=PAGE)
-IDS = block_ids(pack(TOKENS), PAGE)
+IDS = list(block_ids(pack(TOKENS), PAGE))
 CONFIG = Config(min_fetch_tokens=PAGE, host_gb=0.001)
 
 
