@@ -30,11 +30,10 @@ class Asked:
 
     @property
     def num_tokens(self) -> int:
-        """Of the whole batch, as if all its prompts were as long as the first; guessed from the text if need be. One at
-        least: of nothing every server would have as much to do."""
-        num_bytes = len(self.request.text or b"") + self.request.num_more_bytes
-        one = len(self.token_ids) if self.token_ids is not None else num_bytes // BYTES_PER_TOKEN
-        return max(1, one) * (1 + self.request.num_others)
+        """Of the whole batch; guessed from the text if need be. One at least: of nothing every server would have as
+        much to do."""
+        num_bytes = len(self.request.text or b"") if self.token_ids is None else BYTES_PER_TOKEN * len(self.token_ids)
+        return max(1, (num_bytes + self.request.num_more_bytes) // BYTES_PER_TOKEN)
 
     def ids(self, block_tokens: int) -> array[int]:
         """Of the prompt's blocks of that size, for targets whose events name them."""

@@ -20,6 +20,7 @@ from banyan.router.blocks import pack
 from banyan.router.chats import chat, converted, medium
 from banyan.router.paths import BY_PATH, COMPLETIONS, MESSAGES, OTHER, RESPONSES, By, Row
 from banyan.routing.conversation import conversation_of, name_of
+from banyan.routing.sent import BYTES_PER_TOKEN
 from banyan.routing.tenant_secret import salted
 
 RANK_FIELDS = ("routed_dp_rank", "data_parallel_rank")
@@ -72,7 +73,7 @@ class Request:
         may_pin: whether the rank is the router's to name; a client's own pin stays.
         is_read: whether the body could be read, where it tells anything.
         names_response: whether the client gives the response its id.
-        num_more_bytes: of the prompt, behind ``text``: they count, and are compared with nothing.
+        num_more_bytes: of the prompt, behind ``text``, and of the others: they count, and are compared with nothing.
     """
 
     token_ids: array[int] | None = None
@@ -230,15 +231,21 @@ def renamed(body: bytes, path: str) -> bytes:
 
 def _completion(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The prompt of a completion: text, token ids, or a list of either."""
-    prompt = fields.get(name)
-    num_others = 0
+    prompt, others = fields.get(name), []
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        num_others, prompt = len(prompt) - 1, prompt[0]
+        prompt, *others = prompt
+    more = {"num_others": len(others), "num_more_bytes": sum(map(_num_bytes, others))}
     if isinstance(prompt, str):
-        tokenize = {"prompt": prompt}
-        return {"text": prompt.encode(errors="replace"), "tokenize": tokenize, "num_others": num_others}
+        return {"text": prompt.encode(errors="replace"), "tokenize": {"prompt": prompt}, **more}
     token_ids = pack(prompt)
-    return {"token_ids": token_ids, "num_others": num_others} if token_ids else {}
+    return {"token_ids": token_ids, **more} if token_ids else {}
+
+
+def _num_bytes(prompt: object) -> int:
+    """About as many as its row would have, and a token's at least."""
+    if isinstance(prompt, str):
+        return max(BYTES_PER_TOKEN, len(prompt))
+    return BYTES_PER_TOKEN * max(1, len(prompt)) if isinstance(prompt, list) else BYTES_PER_TOKEN
 
 
 def _with_media(prompt: Mapping[str, Any], media: list[Any]) -> dict[str, Any]:
@@ -248,7 +255,8 @@ def _with_media(prompt: Mapping[str, Any], media: list[Any]) -> dict[str, Any]:
     words = prompt.get("text")
     if words is None:
         words = prompt["token_ids"].tobytes() if "token_ids" in prompt else b""
-    return {"text": medium(media).encode() + words, "num_others": prompt.get("num_others", 0)}
+    more = {name: prompt.get(name, 0) for name in ("num_others", "num_more_bytes")}
+    return {"text": medium(media).encode() + words, **more}
 
 
 def _session(fields: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:

@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+from banyan.router.asked_prompt import Asked
 from banyan.router.chats import MEDIUM_BYTES
 from banyan.router.paths import CHAT_COMPLETIONS, COMPLETIONS, GENERATE, MESSAGES
 from banyan.router.prompt import Request, pin, read, renamed
@@ -30,6 +31,15 @@ def ask(path, headers=None, **fields):
 def test_tokens_when_given_then_those_of_the_first_prompt(path, fields, num_others):
     asked = ask(path, **fields)
     assert list(asked.token_ids) == [1, 2, 3] and asked.num_others == num_others
+
+
+def test_batch_when_its_prompts_differ_in_length_then_each_counts_for_itself():
+    long = Asked(ask(COMPLETIONS, prompt=["x" * 4000, *[""] * 5000]))
+    assert long.num_tokens == 1000 + 5000 and long.request.num_others == 5000
+    tokens = ask(GENERATE, input_ids=[[1], [2] * 300, [3] * 200])
+    assert Asked(tokens, tokens.token_ids).num_tokens == 501
+    seen = ask(GENERATE, text=["what", "x" * 4000], image_data="y")
+    assert Asked(seen).num_tokens == (MEDIUM_BYTES + 4) // 4 + 1000
 
 
 @pytest.mark.parametrize(("path", "fields"), [(GENERATE, {"text": "héllo"}), (COMPLETIONS, {"prompt": ["héllo"]})])
