@@ -123,7 +123,8 @@ class Forwarder:
             failure = await self._try(sent, going, tried)
             if failure is None:
                 self._suspects.answered(going.suspect)
-                if going.call.row.path == RESPONSES and sent.attempt.status == 200:
+                is_kept = going.asked.request.is_kept and sent.attempt.status == 200
+                if going.call.row.path == RESPONSES and is_kept:
                     self._responses.made(sent.attempt.first, place.target.server.url, owner_of(going.call.tenant))
                 return self._relay(sent)
             tried.append(failure)

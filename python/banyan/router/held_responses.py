@@ -4,13 +4,15 @@
 Invariants
   1. ``MAX_HELD`` responses are known, those that were made or gone on from last, each as a hash.
   2. What is not known is nobody's: such a request is placed as any other, and refused by a server in its own words.
-  3. A tenant's responses are known to nobody else: ``owner`` is what tells tenants apart.
+  3. A tenant's responses are known to nobody else: ``owner`` is what tells tenants apart. Of too many, the oldest of
+     who has most is forgotten: no tenant pushes out the others'.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections import defaultdict
 
 from banyan.latest import Latest
 
@@ -25,25 +27,28 @@ class HeldResponses:
     """Those that went through one router."""
 
     def __init__(self, max_held: int = MAX_HELD) -> None:
-        self._holders: Latest[bytes, str] = Latest(max_held)
+        self._max_held = max_held
+        self._of_owners: defaultdict[str, Latest[bytes, str]] = defaultdict(lambda: Latest(max_held))
 
     def __len__(self) -> int:
-        return len(self._holders)
+        return sum(map(len, self._of_owners.values()))
 
     def made(self, answer: bytes, server: str, owner: str = "") -> None:
         """A server has begun to answer with these bytes."""
         found = _ID.search(answer[:START_BYTES])
         if found is not None:
-            self._holders.put(_digest(found[1], owner), server)
+            self._of_owners[owner].put(_digest(found[1]), server)
+        while len(self) > self._max_held:
+            max(self._of_owners.values(), key=len).popitem(last=False)
 
     def holder(self, response: str, owner: str = "") -> str | None:
         """The server that has it; None where that is not known."""
-        digest = _digest(response.encode(errors="surrogatepass"), owner)
-        server = self._holders.get(digest)
+        own, digest = self._of_owners[owner], _digest(response.encode(errors="surrogatepass"))
+        server = own.get(digest)
         if server is not None:
-            self._holders.put(digest, server)
+            own.put(digest, server)
         return server
 
 
-def _digest(response: bytes, owner: str) -> bytes:
-    return hashlib.blake2b(response, key=owner.encode(), digest_size=16).digest()
+def _digest(response: bytes) -> bytes:
+    return hashlib.blake2b(response, digest_size=16).digest()

@@ -73,6 +73,7 @@ class Request:
         may_pin: whether the rank is the router's to name; a client's own pin stays.
         is_read: whether the body could be read, where it tells anything.
         names_response: whether the client gives the response its id.
+        is_kept: whether the server may keep its response: not if the client says ``"store": false``.
         num_more_bytes: of the prompt, behind ``text``, and of the others: they count, and are compared with nothing.
     """
 
@@ -87,6 +88,7 @@ class Request:
     may_pin: bool = False
     is_read: bool = False
     names_response: bool = False
+    is_kept: bool = True
     num_more_bytes: int = 0
 
     @property
@@ -137,6 +139,7 @@ def _request(
         and not any(name in headers for name in RANK_HEADERS),
         is_read=bool(fields),
         names_response=fields.get("request_id") is not None,
+        is_kept=fields.get("store") is not False,
     )
 
 

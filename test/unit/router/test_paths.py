@@ -14,6 +14,7 @@ from banyan.router.blocks import block_ids, pack
 from banyan.router.events import BlockStored
 from banyan.router.everywhere import choose
 from banyan.router.health import State
+from banyan.router.held_responses import HeldResponses
 from banyan.router.paths import BY_PATH, ROWS, To
 from banyan.router.upstream import at
 
@@ -308,6 +309,25 @@ def test_response_when_a_client_goes_on_from_it_then_that_is_where_it_was_made(s
                 assert (await rig.get(f"/v1/responses/resp_{name}"))[0] == 200
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("fields", "num_held"), [({}, 1), ({"store": True}, 1), ({"store": False}, 0)])
+def test_response_when_no_server_keeps_it_then_the_router_does_not_remember_it(fields, num_held):
+    async def scenario():
+        async with running([FakeServer("a")]) as rig:
+            rig.servers[0].says["/v1/responses"] = (200, "application/json", b'{"id": "resp_1"}')
+            assert (await rig.ask("/v1/responses", input="hello", **fields))[0] == 200
+            assert len(rig.router.responses) == num_held
+
+    asyncio.run(scenario())
+
+
+def test_responses_when_one_tenant_makes_very_many_then_those_of_others_are_known_all_the_same():
+    held = HeldResponses(max_held=4)
+    for number, owner in enumerate("abbbbbb"):
+        held.made(b'{"id": "resp_%d"}' % number, "http://x", owner)
+    assert [number for number in range(7) if held.holder(f"resp_{number}", "b")] == [4, 5, 6]
+    assert held.holder("resp_0", "a") == "http://x" and held.holder("resp_6", "a") is None and len(held) == 4
 
 
 @pytest.mark.parametrize(
