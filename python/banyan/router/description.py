@@ -14,6 +14,7 @@ from banyan.features.pairs import Role
 from banyan.routing import LoadReport
 
 _WILDCARDS = ("*", "0.0.0.0", "::", "[::]")
+_KEEPERS = ("hierarchical_cache", "lmcache", "flexkv")
 MOST = 1 << 53
 """Of any number that a server tells: what is larger the policies could not reckon with, for any request."""
 LOAD_PORT = "load_endpoint_port_base"
@@ -57,6 +58,7 @@ class Description:
             they tell of none.
         tenants: tells the secret by which it believes a router's word of tenants; "" where it serves everybody.
         model: the name under which it serves it.
+        keeps_more: what leaves its pools may lie elsewhere: in Banyan's arena and store, HiCache, LMCache or FlexKV.
     """
 
     num_ranks: int = 1
@@ -76,6 +78,7 @@ class Description:
     store: str = ""
     tenants: str = ""
     model: str = ""
+    keeps_more: bool = False
 
     @classmethod
     def read(cls, info: Mapping[str, Any], url: str) -> Description:
@@ -106,6 +109,7 @@ class Description:
                 store=_told_by_all(ranks_of_it, "tells_store"),
                 tenants=_told_by_all(ranks_of_it, "tenants"),
                 model=str(info.get("served_model_name") or ""),
+                keeps_more=bool(ranks_of_it) or any(info.get(f"enable_{one}") for one in _KEEPERS),
             )
             if not events or events.get("publisher") != "zmq":
                 return said
@@ -209,6 +213,7 @@ def read_loads(answer: Mapping[str, Any], asked_s: float) -> dict[int, LoadRepor
                 pending_prefill_tokens=_number(load["num_waiting_uncached_tokens"]),
                 ongoing_tokens=_number(load["num_total_tokens"]),
                 free_tokens=max(0, _number(load["max_total_num_tokens"]) - _number(load["num_used_tokens"])),
+                capacity_tokens=_number(load["max_total_num_tokens"]),
                 read_queue_tokens=_number(load.get("read_queue_tokens") or 0),
                 read_tokens_per_s=_rate(load.get("read_tokens_per_s")),
                 total_prefill_tokens=_number(load.get("total_prefill_uncached_tokens") or 0),

@@ -162,6 +162,8 @@ class Fleet:
                 report, read_queue_tokens=last.read_queue_tokens, read_tokens_per_s=last.read_tokens_per_s
             )
         server.loads[rank] = report
+        if report.capacity_tokens and not server.description.keeps_more:
+            self.targets[server.targets[rank]].sent.has_room_for(report.capacity_tokens)
         return True
 
     def _pass_on(self, server: Server, ranks: Set[int]) -> None:

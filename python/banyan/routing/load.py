@@ -25,6 +25,7 @@ class LoadReport(msgspec.Struct, frozen=True):
 
     Attributes:
         received_s: what was sent to the rank until then is counted; None: until ``taken_s``.
+        capacity_tokens: what its pool has room for; 0: not told.
         read_queue_tokens: waited for from the store; None: not told, and as it was in the report before.
         read_tokens_per_s: how fast they come; None: not told, or not measured yet.
         stamp_s: when it was taken by the rank's own clock: two of one stamp are one report. None: not told.
@@ -38,6 +39,7 @@ class LoadReport(msgspec.Struct, frozen=True):
     pending_prefill_tokens: int = 0
     ongoing_tokens: int = 0
     free_tokens: int = 0
+    capacity_tokens: int = 0
     unused_tokens: int | None = None
     read_queue_tokens: int | None = None
     read_tokens_per_s: float | None = None
@@ -75,6 +77,7 @@ def report_of(load: SGLangLoad, taken_s: float, unused_tokens: int | None = None
         pending_prefill_tokens=max(0, load.num_waiting_uncached_tokens),
         ongoing_tokens=max(0, load.num_total_tokens),
         free_tokens=max(0, load.max_total_num_tokens - load.num_used_tokens),
+        capacity_tokens=max(0, load.max_total_num_tokens),
         unused_tokens=unused_tokens,
         total_prefill_tokens=max(0, load.total_prefill_uncached_tokens),
         total_prefill_us=max(0, load.total_prefill_busy_us),

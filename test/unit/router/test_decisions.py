@@ -36,6 +36,19 @@ def test_description_when_there_are_no_events_then_no_sources():
     assert Description.read({"dp_size": 1, "kv_events": None}, URL).sources == ()
 
 
+@pytest.mark.parametrize(
+    ("info", "keeps_more"),
+    [
+        ({"enable_hierarchical_cache": False, "enable_lmcache": False}, False),
+        ({"enable_hierarchical_cache": True}, True),
+        ({"enable_lmcache": True}, True),
+        ({"internal_states": [{"banyan": {"dp_rank": 0}}]}, True),
+    ],
+)
+def test_description_when_the_server_has_more_than_its_pools_then_it_says_so(info, keeps_more):
+    assert Description.read({"dp_size": 1, "kv_events": None} | info, URL).keeps_more is keeps_more
+
+
 @pytest.mark.parametrize("info", [{}, {"dp_size": "x"}, None, {"dp_size": 1, "kv_events": {"publisher": "zmq"}}])
 def test_description_when_it_is_not_sglangs_then_an_error_that_says_so(info):
     with pytest.raises(ValueError, match="server_info"):
@@ -60,6 +73,7 @@ def test_loads_when_the_servers_clock_is_off_then_only_their_age_counts():
     }
     reports = read_loads(answer, asked_s=7.0)
     assert (reports[0].taken_s, reports[0].num_running, reports[0].free_tokens) == (5.0, 3, 600)
+    assert reports[0].capacity_tokens == 1000
     assert reports[1].taken_s == 7.0 and [reports[rank].read_queue_tokens for rank in (0, 1)] == [32, 0]
     both = together(reports)
     assert (both.taken_s, both.num_running, both.free_tokens) == (7.0, 3, 1600)

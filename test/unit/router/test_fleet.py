@@ -128,6 +128,18 @@ def test_cached_when_there_are_no_events_then_what_was_sent_and_never_more_than_
     assert made.cached_tokens(Asked(Request(text=b"x" * 300)))[first] == 64
 
 
+@pytest.mark.parametrize(("keeps_more", "cached"), [(False, 192), (True, 448)])
+def test_cached_when_a_stock_rank_has_room_for_less_than_it_was_sent_then_the_rest_is_not_expected_there(
+    keeps_more, cached
+):
+    made = fleet(Description(keeps_more=keeps_more))
+    made.told(made.servers[0], 0, LoadReport(taken_s=2.0, capacity_tokens=640))
+    first = Asked(Request(text=b"x" * 2000))
+    for asked in (first, Asked(Request(text=b"y" * 2000))):
+        made.release(made.take(asked))
+    assert made.cached_tokens(first) == [cached]
+
+
 def test_place_when_a_prompt_is_on_its_way_to_a_target_then_the_next_like_it_follows():
     made = fleet(told(), told(), policy="affinity")
     first = made.take(PROMPT).target
