@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from banyan.router.answers import error
 from banyan.router.asked_prompt import Asked
+from banyan.router.bodies import Refused
 from banyan.router.call import Call, owner_of
 from banyan.router.fleet import Fleet, Place, Server
 from banyan.router.forms import error_event
@@ -234,7 +235,7 @@ class Forwarder:
     async def relay(self, sent: Sent) -> AsyncIterator[bytes]:
         """The bytes of a stream as they come; its last event says so when it broke."""
         try:
-            yield sent.attempt.first
+            yield sent.attempt.take_first()
             while chunk := await sent.attempt.read():
                 yield chunk
         except Lost as why:
@@ -244,6 +245,9 @@ class Forwarder:
             logger.warning("a stream from %s broke: %s", url, why)
             said = f"the server was lost in the middle of its answer, which is not complete: {why}"
             yield error_event(said, sent.form)
+        except Refused as why:
+            self._end(sent, Outcome.BROKEN)
+            yield error_event(f"the answer is not complete: {why.message}", sent.form)
         else:
             self._end(sent, Outcome.ANSWERED)
 

@@ -153,7 +153,7 @@ class PairForwarder(Forwarder):
 
         def fail(why: str) -> None:
             # Later, the decode server has all that it needs.
-            if not decode.first:
+            if not decode.has_begun:
                 decode.give_up(why)
 
         def ended(outcome: Outcome) -> None:

@@ -96,6 +96,7 @@ class Attempt:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.first = b""
+        self.has_begun = False
 
     @property
     def is_stream(self) -> bool:
@@ -106,7 +107,7 @@ class Attempt:
 
         Raises:
             Unreached, Lost: as their names say; the attempt is closed.
-            Refused: there is no room for its whole answer; so it is.
+            Refused: there is no room for its answer; so it is.
         """
         try:
             data = body if body or method == "POST" else None
@@ -122,6 +123,7 @@ class Attempt:
                 self.first = await self.read()
             else:
                 self.first = await self._wait(whole(response, coming=self._answers.come))
+            self.has_begun = True
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             self.close()
             raise Unreached(str(error)) from error
@@ -137,6 +139,7 @@ class Attempt:
 
         Raises:
             Lost: the stream broke off.
+            Refused: there is no room for an event of megabytes.
         """
         assert self._response is not None and self._events is not None
         while True:
@@ -152,6 +155,12 @@ class Attempt:
                 raise Lost(str(error)) from error
             if events:
                 return events
+            self._answers.come(len(chunk))
+
+    def take_first(self) -> bytes:
+        """What ``open`` has read, once: it may be megabytes, and the stream lasts."""
+        first, self.first = self.first, b""
+        return first
 
     def give_up(self, why: str) -> None:
         """Whoever waits for this attempt gets ``Lost``, now or when they next ask."""

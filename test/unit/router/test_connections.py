@@ -71,6 +71,38 @@ def test_answers_when_there_is_no_room_for_more_then_they_are_read_no_further_an
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("first", [(), (b"data: 1\n\n",)], ids=["first", "later"])
+def test_stream_when_an_event_of_megabytes_comes_and_there_is_no_room_for_it_then_it_is_read_no_further(first):
+    async def scenario():
+        a = FakeServer("a")
+        async with running([a]) as rig:
+            bodies = rig.router._bodies
+            bodies.max_bytes = 4 << 20
+            a.says["/generate"] = (200, "text/event-stream", *first, *[b"x" * SMALL_BYTES] * 6, asyncio.Event())
+            status, _, body = await rig.ask(text="hi", stream=True)
+            assert status == (200 if first else 503) and b"--max-buffered-mib" in body
+            assert len(body) < 1000 and body.startswith(b"".join(first))
+            await until(lambda: not bodies.num_answer_bytes)
+            rig.assert_idle()
+
+    asyncio.run(scenario())
+
+
+def test_stream_when_its_first_event_was_passed_on_then_the_router_does_not_keep_it():
+    async def scenario():
+        a = FakeServer("a")
+        async with running([a]) as rig:
+            a.gate.clear()
+            async with rig.client.post(f"{rig.served.url}/generate", json={"stream": True}) as response:
+                await response.content.readuntil(b"\n\n")
+                (give_up,) = rig.router.all_servers[0].in_flight.values()
+                await until(lambda: not give_up.__self__.first)
+                a.gate.set()
+                assert (await response.read()).endswith(b"data: [DONE]\n\n")
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("side", [0, 1])
 def test_answers_of_a_pair_when_there_is_no_room_for_one_of_them_then_refused(side):
     async def scenario():

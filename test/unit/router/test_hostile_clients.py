@@ -13,7 +13,7 @@ import pytest
 from test.unit.router.fake_server import FakeServer, raw, running, until
 
 from banyan.router import prompt
-from banyan.router.bodies import SMALL_BYTES, Bodies, Refused
+from banyan.router.bodies import SMALL_BYTES, Answers, Bodies, Refused
 from banyan.router.upstream import Attempt, Lost
 from banyan.router.verdict import TooLong, WholeEvents
 from banyan.routing.headers import PLAN_HEADER, READ_HEADER, SOURCE_HEADER
@@ -301,7 +301,7 @@ def test_event_when_it_never_ends_then_the_attempt_is_lost_and_nothing_is_kept()
                 async def readany():
                     return b"x" * 600
 
-        attempt = Attempt(None, None, idle_timeout_s=1.0)
+        attempt = Attempt(None, Answers(Bodies(max_body_bytes=1, max_bytes=1 << 20, timeout_s=1.0)), idle_timeout_s=1.0)
         attempt._response, attempt._events = Answer, WholeEvents(max_bytes=1000)
         with pytest.raises(Lost, match="more than 1000 bytes"):
             await attempt.read()

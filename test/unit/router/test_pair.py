@@ -334,6 +334,24 @@ def test_requests_when_the_decode_server_that_has_what_they_follow_is_full_then_
     asyncio.run(scenario())
 
 
+def test_stream_when_its_prefill_server_is_lost_after_its_first_event_then_it_goes_on():
+    async def scenario():
+        (p,), (d,) = pair()
+        async with running([p, d]) as rig:
+            p.gate.clear()
+            d.gate.clear()
+            async with rig.client.post(f"{rig.served.url}/generate", json={"stream": True}) as response:
+                await response.content.readuntil(b"\n\n")
+                prefill, _ = rig.router.all_servers
+                await until(lambda: prefill.in_flight)
+                rig.drop_connections(p)
+                await until(lambda: not prefill.in_flight)
+                d.gate.set()
+                assert (await response.read()).endswith(b"data: [DONE]\n\n")
+
+    asyncio.run(scenario())
+
+
 def test_client_when_it_goes_away_then_both_halves_are_ended():
     async def scenario():
         (p,), (d,) = pair()
