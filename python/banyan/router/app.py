@@ -10,12 +10,10 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any, TypeVar
 
 import aiohttp
 import zmq.asyncio
@@ -45,7 +43,7 @@ from banyan.router.held_responses import HeldResponses
 from banyan.router.load_feed import subscribe_to_load
 from banyan.router.metrics import Metrics
 from banyan.router.pair import PairForwarder
-from banyan.router.paths import BY_PATH, MODELS, Row, To
+from banyan.router.paths import BY_PATH, MODELS, RESPONSES, Row, To
 from banyan.router.probes import Probes, is_none_to_blame
 from banyan.router.read_path import can_read_for, said_of
 from banyan.router.settings import Settings
@@ -54,12 +52,11 @@ from banyan.router.suspects import Suspects
 from banyan.router.tasks import Tasks
 from banyan.router.tenant_rules import TenantRules
 from banyan.router.tokens import Tokens
+from banyan.router.turns import Turns
 from banyan.routing import POLICIES, Dispatcher, HotRankGuard, LoadReport
 from banyan.routing.sent import BYTES_PER_TOKEN
 
 logger = logging.getLogger("banyan.router")
-
-T = TypeVar("T")
 
 LARGE_BYTES, MANY_BRACKETS, MANY_COMMAS = 256 << 10, 8192, 16384
 """Reading a body of this size, or with so many of them, takes a millisecond."""
@@ -90,9 +87,7 @@ class Router:
             max_bytes=settings.max_buffered_mib << 20,
             timeout_s=settings.body_timeout_s,
         )
-        # One, so that no more than one large prompt is read beside the loop.
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="banyan-read-prompt")
-        self._turn_to_read = asyncio.Lock()
+        self._turns = Turns()
         self._dropped = re.compile(settings.drop_line) if settings.drop_line else None
         self._session: aiohttp.ClientSession
         self._context: zmq.asyncio.Context
@@ -220,8 +215,10 @@ class Router:
             tenant = self._enter(row, request)
             client = owner_of(tenant) or (request.client.host if request.client is not None else "")
             async with self._bodies.read(request.stream(), client) as body:
-                body = await self._without_lines(row, body)
-                return await unless_gone(request, self._answer(row, body, request, answers, tenant))
+                body = await self._without_lines(row, body, client)
+                headers = self.tenant_rules.headers(tenant, request.headers)
+                call = Call(row, request.method, target_of(request.scope), body, headers, answers, tenant, client)
+                return await unless_gone(request, self._answer(call))
         except Refused as why:
             return self._refused(why, row)
         except ClientDisconnect:
@@ -242,11 +239,8 @@ class Router:
         headers = {"connection": "close"} | ({"retry-after": "1"} if why.status == 503 else {})
         return error(why.message, why.kind, why.status, headers, row.form)
 
-    async def _answer(
-        self, row: Row, body: bytes, request: Request, answers: Answers, tenant: KnownTenant | None
-    ) -> Response:
-        headers = self.tenant_rules.headers(tenant, request.headers)
-        call = Call(row, request.method, target_of(request.scope), body, headers, answers, tenant)
+    async def _answer(self, call: Call) -> Response:
+        row = call.row
         if row.to is not To.ONE:
             try:
                 return await ask_all(self._session, self.all_servers, call, self.settings)
@@ -263,30 +257,33 @@ class Router:
             self.metrics.placed_by_load.labels(row.path).inc()
         return await self.forwarder.forward(call, asked)
 
-    async def _without_lines(self, row: Row, body: bytes) -> bytes:
+    async def _without_lines(self, row: Row, body: bytes, client: str) -> bytes:
         """The body as it is to be passed on."""
         if self._dropped is None:
             return body
         lines = DroppedLines(self._dropped)
-        if _is_large(body):
-            body = await self._beside(lines.without, row, body)
-        else:
+        if not _is_large(body):
             body = lines.without(row, body)
+        elif self._turns.has_room(client):
+            body = await self._turns.take(client, len(body), lines.without, row, body)
         self.metrics.dropped_lines.inc(lines.num_lines)
         return body
 
     async def _read(self, call: Call) -> Asked:
-        """The request, with its tokens. A large one is read beside the loop, which others wait for.
+        """The request, with its tokens. A large one is read beside the loop, which others wait for; where too many do,
+        as one that is too large to be read.
 
         Raises:
-            Refused: for what a tenant may not ask.
+            Refused: for what a tenant may not ask, and for what goes on from a response, if it cannot be read now.
         """
         body, headers, salt = call.body, call.headers, call.tenant.salt if call.tenant is not None else None
         is_large, models = _is_large(body), self._models_served()
-        if is_large:
-            read = await self._beside(prompt.read, call.row.path, body, headers, salt, models)
-        else:
-            read = prompt.read(call.row.path, body, headers, salt, models)
+        if is_large and not self._turns.has_room(call.client):
+            if call.row.path == RESPONSES:
+                raise Refused("too many large requests wait to be read", "queue_full", 503)
+            is_large, body = False, b""
+        said = (call.row.path, body, headers, salt, models)
+        read = await self._turns.take(call.client, len(body), prompt.read, *said) if is_large else prompt.read(*said)
         self.tenant_rules.check(call.row, read, call.tenant)
         held_at = self.responses.holder(read.follows, owner_of(call.tenant)) if read.follows is not None else None
         # A request that would only be refused costs no server a question.
@@ -295,22 +292,14 @@ class Router:
         else:
             asked = await self.tokens.of(read, headers, held_at)
         if is_large or asked.num_tokens >= LONG_TOKENS:
-            await self._beside(asked.hash_now, {size for fleet in self.fleets for size in fleet.block_sizes})
+            sizes = {size for fleet in self.fleets for size in fleet.block_sizes}
+            await self._turns.take(call.client, len(body), asked.hash_now, sizes)
         return asked
 
     def _models_served(self) -> frozenset[str]:
         """The names under which servers serve their models."""
         said = (server.description for server in self.all_servers)
         return frozenset(one.model for one in said if one is not None)
-
-    async def _beside(self, work: Callable[..., T], *args: Any) -> T:
-        """What ``work`` gives, beside the loop. A body whose turn has not come stays with its request: in the reader's
-        own queue those of clients that have gone would stay, and count nowhere."""
-        await self._turn_to_read.acquire()
-        going = asyncio.get_running_loop().run_in_executor(self._reader, work, *args)
-        going.add_done_callback(lambda _: self._turn_to_read.release())
-        # It cannot be ended, and its end is when it is another's turn.
-        return await asyncio.shield(going)
 
     async def models(self, request: Request) -> Response:
         """The models of all servers that are up, each once."""

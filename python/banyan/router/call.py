@@ -42,7 +42,7 @@ class KnownTenant:
 class Call:
     """``target``: the path with its query, as the client wrote them: a server must not read another path in them than
     the router did. ``row``: what the table says of it. ``tenant``: None where the router knows no tenants. ``answers``:
-    what comes of whole ones."""
+    what comes of whole ones. ``client``: the tenant, else the address, as it counts where room is shared."""
 
     row: Row
     method: str
@@ -51,6 +51,7 @@ class Call:
     headers: Mapping[str, str]
     answers: Answers
     tenant: KnownTenant | None = None
+    client: str = ""
 
     def onward(self) -> dict[str, str]:
         """The headers that a server gets. A client's own word on where to read would not be this router's. And a

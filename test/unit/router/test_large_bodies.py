@@ -11,7 +11,7 @@ import threading
 import pytest
 from test.unit.router.fake_server import BLOCK_TOKENS, FakeServer, running, until
 
-from banyan.router import app, asked_prompt, dropped_lines, prompt
+from banyan.router import app, asked_prompt, dropped_lines, prompt, turns
 from banyan.router.asked_prompt import Asked
 from banyan.router.blocks import block_ids, pack
 from banyan.router.chats import MEDIUM_BYTES, MOST_MEDIA
@@ -123,10 +123,55 @@ def test_body_when_its_client_goes_before_its_turn_to_be_read_then_nothing_of_it
                     asked.cancel()
                     await until(lambda: router._bodies._all.num_bytes == 0)
                     # One is being read, which cannot be ended.
-                    await until(lambda: not router._reader._work_queue.qsize())
+                    await until(lambda: not router._turns._thread._work_queue.qsize())
             finally:
                 goes_on.set()
             assert (await rig.ask(text="x" * (1 << 20)))[0] == 200
+
+    asyncio.run(scenario())
+
+
+def test_body_when_many_large_ones_wait_to_be_read_then_the_next_is_passed_on_and_a_response_is_refused(monkeypatch):
+    goes_on, read_of = threading.Event(), prompt.read
+    monkeypatch.setattr(turns, "MOST_BYTES", 4 << 20)
+
+    def wait(path, body, *args):
+        if body:
+            goes_on.wait()
+        return read_of(path, body, *args)
+
+    async def scenario():
+        monkeypatch.setattr(prompt, "read", wait)
+        async with running([FakeServer("a")]) as rig:
+            try:
+                # One is being read, and two wait.
+                waiting = [asyncio.create_task(rig.ask(text="x" * (1 << 20))) for _ in range(3)]
+                await until(lambda: rig.router._turns._waiting_bytes.total() > 2 << 20)
+                assert (await rig.ask(text="y" * (1 << 20)))[0] == 200 and rig.num_seen() == [1]
+                status, headers, body = await rig.ask("/v1/responses", input="y" * (1 << 20))
+                assert status == 503 and "retry-after" in headers and b"wait to be read" in body
+            finally:
+                goes_on.set()
+            assert [status for status, _, _ in await asyncio.gather(*waiting)] == [200] * 3
+            assert not rig.router._turns._waiting_bytes
+
+    asyncio.run(scenario())
+
+
+def test_turns_when_one_client_has_half_of_those_that_wait_then_others_have_room(monkeypatch):
+    monkeypatch.setattr(turns, "MOST_BYTES", 100)
+
+    async def scenario():
+        taken, goes_on = turns.Turns(), threading.Event()
+        going = [asyncio.create_task(taken.take(client, 50, goes_on.wait)) for client in "aa"]
+        await until(lambda: taken._waiting_bytes.total() == 50)
+        assert (taken.has_room("a"), taken.has_room("b")) == (False, True)
+        going.append(asyncio.create_task(taken.take("b", 50, goes_on.wait)))
+        await until(lambda: taken._waiting_bytes.total() == 100)
+        assert not taken.has_room("c")
+        goes_on.set()
+        await asyncio.gather(*going)
+        assert taken.has_room("a")
 
     asyncio.run(scenario())
 
