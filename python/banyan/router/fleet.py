@@ -7,7 +7,8 @@ ranks share their pages and whose own dispatcher knows better which one. Targets
 Invariants
   1. Targets keep their numbers for ever. A server that comes back with another number of ranks gets new ones.
   2. A request counts as in flight at exactly one target from ``take`` until ``release``.
-  3. Requests in flight at a server that has fallen silent are told so, once each.
+  3. Requests in flight at a server that has fallen silent are told so. A stream of which more still comes goes on: the
+     server is slow, and gets nothing new.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Server:
     targets: list[int] = field(default_factory=list)
     feeds: list[EventFeed] = field(default_factory=list)
     loads: dict[int, LoadReport] = field(default_factory=dict)
-    in_flight: dict[int, Callable[[str], None]] = field(default_factory=dict)
+    in_flight: dict[int, Callable[[str, float], None]] = field(default_factory=dict)
     num_given_tokens: int = 0
     num_read_tokens: int = 0
 
@@ -186,11 +187,10 @@ class Fleet:
         loads = target.server.loads
         return together(loads) if target.rank is None else loads.get(target.rank, LoadReport())
 
-    def gave_up(self, server: Server, why: str) -> None:
-        """The server is silent: tell the requests that wait for it."""
+    def gave_up(self, server: Server, why: str, silent_s: float = 0.0) -> None:
+        """The server is silent: tell the requests that wait for it, and have got nothing for ``silent_s``."""
         for tell in list(server.in_flight.values()):
-            tell(why)
-        server.in_flight.clear()
+            tell(why, silent_s)
 
     def forget_sent(self) -> None:
         """The servers have emptied their caches."""

@@ -106,7 +106,7 @@ class Probes:
             elif isinstance(error, Ending):
                 server.health.ends(said)
             elif server.health.failed(probe, said):
-                self._fleet.gave_up(server, f"it does not answer ({said})")
+                self._fleet.gave_up(server, f"it does not answer ({said})", self._settings.probe_timeout_s)
             if was is State.UP and server.health.state is State.DOWN:
                 logger.warning("%s is down: %s", server.url, said)
         else:

@@ -11,6 +11,8 @@ Owned by the request that made it; ``close`` ends the connection, with which the
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -93,6 +95,7 @@ class Attempt:
         self._events: WholeEvents | None = None
         self._waiting: asyncio.Timeout | None = None
         self._why_lost: str | None = None
+        self._came_s = -math.inf
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.first = b""
@@ -149,6 +152,7 @@ class Attempt:
                 raise Lost(_said(error)) from error
             if not chunk:
                 return self._events.close()
+            self._came_s = time.monotonic()
             try:
                 events = self._events.feed(chunk)
             except TooLong as error:
@@ -162,8 +166,11 @@ class Attempt:
         first, self.first = self.first, b""
         return first
 
-    def give_up(self, why: str) -> None:
-        """Whoever waits for this attempt gets ``Lost``, now or when they next ask."""
+    def give_up(self, why: str, silent_s: float = 0.0) -> None:
+        """Whoever waits for this attempt gets ``Lost``, now or when they next ask; unless more of its stream has come
+        within ``silent_s``."""
+        if time.monotonic() - self._came_s < silent_s:
+            return
         self._why_lost = why
         if self._waiting is not None and not self._waiting.expired():
             self._waiting.reschedule(asyncio.get_running_loop().time())

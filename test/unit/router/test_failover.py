@@ -316,6 +316,22 @@ def test_stream_when_its_server_falls_silent_then_it_ends_with_an_error():
     asyncio.run(scenario())
 
 
+def test_stream_when_its_server_does_not_answer_probes_and_more_of_it_still_comes_then_it_goes_on():
+    async def scenario():
+        a, b = FakeServer("a"), FakeServer("b")
+        a.num_tokens = b.num_tokens = 400
+        async with running([a, b], probe_timeout_s=0.4) as rig:
+            (asked,) = await ask_in_turn(rig, 1, stream=True)
+            slow, other = (a, b) if a.seen else (b, a)
+            slow.awake.clear()
+            await until(lambda: rig.state([a, b].index(slow)) is State.DOWN)
+            assert outcomes([await rig.ask(text="hi") for _ in range(2)]) == [other.name] * 2
+            assert is_whole((await asked)[2], 400)
+            rig.assert_idle()
+
+    asyncio.run(scenario())
+
+
 def test_stream_when_its_server_is_told_to_end_then_it_comes_whole_and_new_requests_go_elsewhere():
     async def scenario():
         a, b = FakeServer("a"), FakeServer("b")

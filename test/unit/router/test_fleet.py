@@ -279,11 +279,10 @@ def test_told_when_a_rank_waits_for_reads_then_it_counts_until_it_says_otherwise
     assert [state.read_queue_tokens for state in dispatcher.states({0, 1})] == [0, 0], "the same report, read later"
 
 
-def test_gave_up_when_a_server_is_silent_then_each_request_there_is_told_once():
+def test_gave_up_when_a_server_is_silent_then_each_request_there_is_told():
     made = fleet(Description())
     (server,) = made.servers
     said = []
-    server.in_flight = {1: said.append, 2: said.append}
-    made.gave_up(server, "silent")
-    made.gave_up(server, "silent")
-    assert said == ["silent"] * 2
+    server.in_flight = {number: lambda *told: said.append(told) for number in range(2)}
+    made.gave_up(server, "silent", 5.0)
+    assert said == [("silent", 5.0)] * 2
