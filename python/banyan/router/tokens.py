@@ -33,6 +33,9 @@ from banyan.whole_answer import whole
 MOST_ASKING = 64
 """Questions at a time. Beyond, prompts are compared as text."""
 
+MOST_ASKED_BYTES = 2 << 20
+"""Of text: for more a server takes longer than it is waited for, and none of its streams goes on meanwhile."""
+
 MOST_BYTES = 64 << 20
 """Of an answer: nothing else runs while it is read. A million tokens have some seven."""
 
@@ -65,6 +68,7 @@ class Tokens:
             return None
         # Of those of an adapter, or with an extra key, events name no page that could be computed here.
         is_of_use = request.tokenize is not None and request.is_salted_only
+        is_of_use = is_of_use and len(request.text or b"") <= MOST_ASKED_BYTES
         token_ids = await self._ask_within_bounds(request, headers, held_at) if is_of_use else None
         if token_ids is None:
             self._metrics.untokenised.inc()

@@ -324,6 +324,20 @@ def test_prompts_when_many_come_at_once_then_so_many_questions_are_asked_and_all
     asyncio.run(scenario())
 
 
+def test_prompt_when_its_tokens_would_not_come_in_time_then_no_server_is_held_up_by_the_question(monkeypatch):
+    monkeypatch.setattr("banyan.router.tokens.MOST_ASKED_BYTES", 1000)
+
+    async def scenario():
+        server = FakeServer("a", events=True)
+        async with running([server]) as rig:
+            for size, num_asked in ((1001, 0), (1000, 1)):
+                assert (await rig.ask(text="x" * size))[0] == 200
+                assert server.num_tokenised == num_asked
+            assert b"banyan_router_untokenised_total 1.0" in (await rig.get("/metrics"))[1]
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("apart", [{"lora_path": "adapter"}, {"extra_key": "k"}, {"model": "m:adapter"}])
 def test_prompt_when_events_could_not_be_compared_with_its_tokens_then_no_server_is_asked_for_them(apart):
     async def scenario():
