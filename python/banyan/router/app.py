@@ -83,7 +83,7 @@ class Router:
             self.decodes = self._fleet(settings.decodes, Role.DECODE)
         self.is_stopping = False
         self._bodies = Bodies(
-            max_body_bytes=settings.max_body_bytes,
+            max_body_bytes=settings.max_body_mib << 20,
             max_bytes=settings.max_buffered_mib << 20,
             timeout_s=settings.body_timeout_s,
         )

@@ -95,7 +95,7 @@ class Bodies:
 
     def _check(self, own: _Room, num_bytes: int) -> None:
         if num_bytes > self._max_body_bytes:
-            raise Refused(f"more than {self._max_body_bytes} bytes", "too_large", 413)
+            raise Refused(f"more than {self._max_body_bytes} bytes (--max-body-mib)", "too_large", 413)
         for room, whose in ((own, "your requests take half"), (self._all, "requests take all there is for them")):
             if room.has_too_many(num_bytes):
                 message = f"the bodies of {whose} of {self.max_bytes >> 20} MiB (--max-buffered-mib)"

@@ -18,7 +18,6 @@ from banyan.owner import MOST_SECRET_BYTES, read_private, read_secret
 from banyan.router.tenants import Keys
 from banyan.routing import POLICIES
 
-MIB = 1 << 20
 ROUTER = "router"
 """The group of knobs: one table of the documentation."""
 
@@ -47,7 +46,6 @@ class Settings:
         probe_interval_s: between two looks at a server's load.
         health_interval_s: between two health checks, which run a token through the engine.
         failures_to_down: probes in a row.
-        max_body_bytes: larger requests are refused with 413.
         body_timeout_s: in which a client has to send the whole of it.
         drain_timeout_s: how long running requests may take to end when the router stops.
         api_key: for the router's own questions to the servers; None for none.
@@ -148,7 +146,15 @@ class Settings:
         unset="none",
         check=_regex,
     )
-    max_body_bytes: int = 64 * MIB
+    max_body_mib: int = knob(
+        16,
+        "--max-body-mib",
+        ROUTER,
+        "Limit of one request's body; the router refuses a larger one with 413.",
+        metavar="MIB",
+        parse=int,
+        check=at_least(1),
+    )
     max_buffered_mib: int = knob(
         2048,
         "--max-buffered-mib",

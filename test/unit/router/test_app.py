@@ -364,8 +364,9 @@ def test_servers_when_listed_then_their_state_and_last_error():
 
 def test_body_when_it_is_too_large_then_413_and_no_server_is_asked():
     async def scenario():
-        async with running([FakeServer("a")], max_body_bytes=1000) as rig:
-            assert (await rig.ask(text="x" * 2000))[0] == 413
+        async with running([FakeServer("a")], max_body_mib=1) as rig:
+            status, _, body = await rig.ask(text="x" * (1 << 20))
+            assert status == 413 and b"--max-body-mib" in body
             assert rig.num_seen() == [0]
 
     asyncio.run(scenario())

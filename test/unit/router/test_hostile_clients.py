@@ -183,7 +183,7 @@ def test_body_when_tenants_share_an_address_then_each_has_its_own_part_of_the_ro
     async def scenario():
         server = FakeServer("a", banyan=True)
         server.banyan_state = {"tenants": TenantSecret(secret).name}
-        async with running([server], max_body_bytes=4 << 20, **settings) as rig:
+        async with running([server], max_body_mib=4, **settings) as rig:
             rig.router._bodies.max_bytes = 8 << 20
             server.gate.clear()
 
