@@ -4,7 +4,9 @@ answers, from when they come from a server until their clients have taken them.
 
 Invariants
   1. All bodies of requests together, read in part or whole, have no more than ``max_bytes`` in memory. Of these an
-     eighth is for small ones alone, and no client has more than a half, unless one body does.
+     eighth is for small ones alone, and no client has more than a half, unless one body does. What is read of them does
+     not count: text, tokens and page ids mostly have twice as much, and six times where a token is two bytes and a page
+     one token.
   2. Whole answers and events of more than ``SMALL_BYTES``, read in part or whole, are read on only while all answers
      together have no more than ``max_bytes``. Clients that take theirs slowly keep others' large answers away, and
      nothing else.
