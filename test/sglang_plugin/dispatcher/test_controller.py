@@ -344,8 +344,8 @@ def test_session_of_when_the_client_names_it_by_the_way_only_then_that_is_it():
 def dispatching(rank_table, monkeypatch, sent, read_snapshots=list):
     """SGLang's controller with Banyan in front; what it sends, and where to, is in ``sent``."""
     rank_table.agree_on_page_tokens(PAGE)
-    config = Config(policy="lmetric")
-    monkeypatch.setattr(controller.seams, "verify", lambda process: None)
+    config, verified = Config(policy="lmetric"), []
+    monkeypatch.setattr(controller.seams, "verify", verified.append)
     monkeypatch.setattr(runtime, "config", lambda: config)
     monkeypatch.setattr(runtime, "server_id", lambda: "id")
     monkeypatch.setattr(runtime, "disaggregation_mode", lambda: "null")
@@ -363,6 +363,7 @@ def dispatching(rank_table, monkeypatch, sent, read_snapshots=list):
         load_snapshot_reader=SimpleNamespace(read_all=read_snapshots),
     )
     controller.after_init_dispatcher(None, fake)
+    assert verified == ["controller"], "without a hook that is needed nothing may be placed"
     return fake
 
 

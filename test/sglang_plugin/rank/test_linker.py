@@ -130,13 +130,15 @@ def parameters_of(allocator, page_tokens, *, disable=False, drafts=(), has_event
 
 
 def be_started(monkeypatch, rank_table, rank, config):
-    """This process is the one of a rank, of a server with these flags."""
+    """This process is the one of a rank, of a server with these flags. As what its hooks are verified from now on."""
+    verified = []
     be_rank(monkeypatch, rank)
-    monkeypatch.setattr(module.seams, "verify", lambda process: None)
+    monkeypatch.setattr(module.seams, "verify", verified.append)
     monkeypatch.setattr(report, "start", lambda *args, **kwargs: None)
     monkeypatch.setattr(runtime, "config", lambda: config)
     monkeypatch.setattr(runtime, "disaggregation_mode", lambda: "null")
     monkeypatch.setattr(runtime, "bookkeeping", lambda args: carried(rank_table))
+    return verified
 
 
 def make_rank(
@@ -150,7 +152,7 @@ def make_rank(
     drafts_of=lambda pool: (),
     has_events=False,
 ):
-    be_started(monkeypatch, rank_table, rank, config)
+    verified = be_started(monkeypatch, rank_table, rank, config)
     pool = make_pool()
     allocator = QuarantiningAllocator(
         size=pool.size, page_size=pool.page_size, dtype=torch.bfloat16, device="cpu", kvcache=pool, need_sort=False
@@ -158,6 +160,7 @@ def make_rank(
     drafts = drafts_of(pool)
     params = parameters_of(allocator, pool.page_size, disable=disable, drafts=drafts, has_events=has_events)
     built = BanyanLinker(SERVER, params, components={ComponentType.FULL}, extra_config={})
+    assert verified == ["scheduler"], "whoever lacks a hook that is needed must share nothing"
     return built, pool, allocator
 
 

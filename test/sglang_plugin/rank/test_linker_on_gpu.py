@@ -92,8 +92,8 @@ def let_the_device_run(ranks):
 
 def make_node(monkeypatch, config, num_ranks=2, draft_sizes=()):
     """The ranks of a server that has just started."""
-    gpu = FakeGpu()
-    monkeypatch.setattr(rig.module.seams, "verify", lambda process: None)
+    gpu, verified = FakeGpu(), []
+    monkeypatch.setattr(rig.module.seams, "verify", verified.append)
     monkeypatch.setattr(rig.module.report, "start", lambda *args, **kwargs: None)
     monkeypatch.setattr(runtime, "config", lambda: config)
     rank_table = _native.RankTable.create(4)
@@ -104,6 +104,7 @@ def make_node(monkeypatch, config, num_ranks=2, draft_sizes=()):
     be_waited_for(monkeypatch, gpu)
     be_opened_by(monkeypatch, gpu.opener)
     ranks = [GpuRank(monkeypatch, gpu, rank_table, rank, draft_sizes) for rank in range(num_ranks)]
+    assert verified == ["scheduler"] * num_ranks
     for rank in ranks:
         rank.meet_peers()
     return ranks
