@@ -298,6 +298,23 @@ def test_id_when_it_is_empty_then_sglang_makes_one_and_in_a_batch_it_is_refused(
         admitted(input_ids=[[1], [2]], rid=["r", ""])
 
 
+def test_id_when_it_is_under_way_at_another_worker_then_the_request_is_refused(monkeypatch, tmp_path):
+    (tmp_path / "of all workers").touch()
+    monkeypatch.setattr(clients.taken_ids, "_path", lambda: str(tmp_path / "of all workers"))
+    for question, answer in (("config", object()), ("is_front", True), ("is_sharing", True)):
+        monkeypatch.setattr(clients.runtime, question, lambda answer=answer: answer)
+
+    async def come_to_a_worker():
+        monkeypatch.setattr(clients.taken_ids, "_taken", type(clients.taken_ids._taken)())
+        monkeypatch.setattr(clients.taken_ids, "_is_looking", False)
+        clients.taken_ids._file.cache_clear()
+        clients.before_validate_one_request(MANAGER, GenerateReqInput(text="a", rid="r", sampling_params={}), [5])
+
+    asyncio.run(come_to_a_worker())
+    with pytest.raises(clients.BadRequest, match="use another id"):
+        asyncio.run(come_to_a_worker())
+
+
 @pytest.mark.parametrize("rid", [None, "r", ["r", "s"]])
 def test_stream_when_its_request_is_refused_then_sglang_can_end_it(rid, monkeypatch):
     obj = GenerateReqInput(input_ids=[1], lora_id="x", sampling_params={}, stream=True, rid=rid)

@@ -3,6 +3,7 @@
 
 import asyncio
 import json
+from contextlib import nullcontext
 from http import HTTPStatus
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ from banyan.routing.headers import PLAN_HEADER, READ_HEADER, SOURCE_HEADER
 from banyan.routing.hint import ACTION_VERSION, NOBODY, READ_ACTION, SESSION_ACTION, SOURCE_ACTION, TEXT
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.kv_hints import payload_of
-from banyan.sglang_plugin.launcher import rerun
+from banyan.sglang_plugin.launcher import rerun, taken_ids
 
 DAMAGED = HTTPException(status_code=HTTPStatus.SERVICE_UNAVAILABLE, detail=rerun.LOAD_FAILED)
 ABORT = {"meta_info": {"finish_reason": {"type": "abort", "message": rerun.LOAD_FAILED, "status_code": 503}}}
@@ -154,6 +155,25 @@ def test_answer_when_banyan_is_off_then_nothing_is_touched(monkeypatch):
     monkeypatch.setattr(runtime, "is_sharing", lambda: False)
     with pytest.raises(HTTPException):
         ask(Engine([DAMAGED], ["never"]))
+
+
+@pytest.mark.parametrize("answer", ["an answer", ValueError("none")], ids=["answered", "refused"])
+def test_id_when_its_request_is_over_then_it_is_free_at_once(monkeypatch, tmp_path, answer):
+    """And not at the next look only: its client may ask another worker."""
+    (tmp_path / "of all workers").touch()
+    monkeypatch.setattr(taken_ids, "_path", lambda: str(tmp_path / "of all workers"))
+    monkeypatch.setattr(taken_ids, "_is_looking", False)
+    monkeypatch.setattr(runtime, "is_front", lambda: True)
+
+    class Taking(Engine):
+        def generate(self, manager, obj, request):
+            taken_ids.take(obj.rid, manager)
+            assert obj.rid in taken_ids._taken
+            return super().generate(manager, obj, request)
+
+    with nullcontext() if isinstance(answer, str) else pytest.raises(ValueError, match="none"):
+        ask(Taking([answer]), rid="r")
+    assert "r" not in taken_ids._taken
 
 
 def asking(plan):
