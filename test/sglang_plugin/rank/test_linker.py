@@ -21,6 +21,7 @@ from test.sglang_plugin.rank.matched import Matched
 from test.unit.directory.rig import keys
 
 from banyan import _native
+from banyan.cache import NOTHING_QUEUED
 from banyan.config import Config
 from banyan.core import SourceKind, rid_of
 from banyan.layout import Layout
@@ -31,6 +32,7 @@ from banyan.sglang_plugin.rank import entry, identity, kind, own_slots, tier
 from banyan.sglang_plugin.rank import linker as module
 from banyan.sglang_plugin.rank.linker import BanyanLinker
 from banyan.sglang_plugin.rank.reporting import report
+from banyan.sglang_plugin.rank.shards import Shards
 from banyan.telemetry import GAUGES, SERIES, Parting, Pseudonyms, rid_pseudonym
 
 PAGE, TOKENS, LAYERS = 4, 64, 3
@@ -229,6 +231,21 @@ def test_offload_when_it_fails_in_one_shard_then_the_others_go_on_with_their_nod
     monkeypatch.setattr(owner._access, "offload", fail)
     assert owner.offload(transfer(keys(1), pages.alloc(PAGE))) == (num_shards == 2)
     assert owner.num_completed_offloads() == num_shards - 1
+
+
+def test_load_when_another_shard_is_refused_then_this_one_loads_nothing_and_holds_no_page(monkeypatch):
+    others = SimpleNamespace(grant=True)
+    monkeypatch.setattr(Shards, "all", lambda self, granted: granted and others.grant)
+    config, rank_table = Config(min_fetch_tokens=PAGE, host_gb=0.0), _native.RankTable.create(4)
+    (owner, _, pages), (reader, _, own_pages) = (make_rank(monkeypatch, rank_table, rank, config) for rank in (0, 1))
+    slots, targets = pages.alloc(PAGE), own_pages.alloc(PAGE)
+    owner.offload(transfer(keys(1), slots))
+    assert reader.lookup("r", transfer(keys(1), None)) == [1]
+    others.grant = False
+    assert not reader.load("r", transfer(keys(1), targets))
+    assert reader.start_layer_wise_loading() == NOTHING_QUEUED
+    pages.free(slots)
+    assert owner.figures()["num_quarantined_pages"] == 0
 
 
 def test_load_when_its_places_cannot_be_told_in_one_shard_then_the_others_get_its_answer(ranks, monkeypatch):
