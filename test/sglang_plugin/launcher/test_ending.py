@@ -42,6 +42,12 @@ def ask(method, path, root_path=""):
     return asyncio.run(run())
 
 
+def test_server_when_it_is_about_to_serve_then_the_refusal_stands_before_sglangs_application(monkeypatch):
+    monkeypatch.setattr(http_server, "app", FastAPI())
+    ending.before_setup_http()
+    assert [one.cls for one in http_server.app.user_middleware] == [ending.EndRefusal]
+
+
 def test_request_when_the_server_runs_then_it_is_served(manager):
     assert ask("POST", "/generate").text == '"well"'
 
