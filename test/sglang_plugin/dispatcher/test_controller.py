@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dispatcher's placement and its loop, with SGLang's own messages and hashes; two ranks in one process."""
 
+import math
 import time
 from array import array
 from collections import Counter
@@ -341,10 +342,10 @@ def test_session_of_when_the_client_names_it_by_the_way_only_then_that_is_it():
     assert session_of(request(range(4), kv_hints=hints, routing_key="k")) == "k"
 
 
-def dispatching(rank_table, monkeypatch, sent, read_snapshots=list):
+def dispatching(rank_table, monkeypatch, sent, read_snapshots=list, **flags):
     """SGLang's controller with Banyan in front; what it sends, and where to, is in ``sent``."""
     rank_table.agree_on_page_tokens(PAGE)
-    config, verified = Config(policy="lmetric"), []
+    config, verified = Config(policy="lmetric", **flags), []
     monkeypatch.setattr(controller.seams, "verify", verified.append)
     monkeypatch.setattr(runtime, "config", lambda: config)
     monkeypatch.setattr(runtime, "server_id", lambda: "id")
@@ -377,6 +378,18 @@ def test_dispatch_when_too_many_are_held_then_the_next_one_is_placed_at_once(nod
     fake.banyan_held._held.extend([None] * MAX_HELD)
     fake.dispatching(request(range(64)))
     assert len(sent) == 1 and sent[0] in (0, 1)
+
+
+@pytest.mark.parametrize(("factor", "num_hot_ranks"), [(2.0, 1), (math.inf, 0)])
+def test_dispatch_when_a_rank_has_much_more_than_the_others_then_the_user_s_factor_says_whether_it_is_hot(
+    node, monkeypatch, factor, num_hot_ranks
+):
+    fake = dispatching(node[0], monkeypatch, [], hot_rank_factor=factor)
+    fake._active_workers = [0, 1]
+    fake.dispatching(request(range(4096), routed_dp_rank=1))
+    asked = request(range(9000, 9064))
+    fake.dispatching(asked)
+    assert asked.kv_hints.actions[-1].payload["num_hot_ranks"] == num_hot_ranks
 
 
 def test_dispatch_when_a_hook_of_placement_is_missing_in_this_process_then_sglang_dispatches(node, monkeypatch):

@@ -437,6 +437,12 @@ def test_copies_when_the_driver_grants_a_partition_then_their_grid_fills_it(gpu,
     assert rank.access._kernel.num_programs == num_programs
 
 
+def test_copies_when_the_user_says_how_many_processors_they_may_take_then_so_many(gpu, monkeypatch):
+    monkeypatch.setattr(device_start, "CudaDriver", lambda: Device(gpu))
+    device = RankDevice(Config(copy_sms=7), [DeviceMHAPool(**MHA)])
+    assert device.take_copy_streams(lambda stream: None).num_sms == 7
+
+
 def test_peer_when_its_gpu_alone_cannot_be_read_then_the_others_are_read_directly(gpu, monkeypatch, caplog):
     """Two halves of a machine, each behind a switch of its own: the near ranks share as if there were no other half."""
     monkeypatch.setattr(Device, "devices_seen", 3)

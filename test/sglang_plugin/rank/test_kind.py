@@ -14,7 +14,7 @@ from test.unit.directory.rig import keys
 from banyan import _native
 from banyan.config import Config
 from banyan.sglang_plugin import model_files, runtime
-from banyan.sglang_plugin.rank import identity
+from banyan.sglang_plugin.rank import identity, kind
 
 
 @pytest.fixture
@@ -85,3 +85,18 @@ def test_rank_when_a_file_was_replaced_while_it_was_loaded_then_nothing_is_store
         make_rank(monkeypatch, rank_table, 0, config)
     assert f"{weights} has changed since the server was started: start it again" in capsys.readouterr().err
     assert list(store.iterdir()) == []
+
+
+@pytest.mark.parametrize(("asked", "layers_per_read"), [(1, 1), (2, 2), (0, rig.LAYERS), (None, rig.LAYERS)])
+def test_tier_when_the_user_says_how_many_layers_a_read_has_then_so_many(monkeypatch, asked, layers_per_read):
+    places = []
+
+    class Tier(kind.HostTier):
+        def __init__(self, place, *rest):
+            places.append(place)
+            super().__init__(place, *rest)
+
+    monkeypatch.setattr(kind, "HostTier", Tier)
+    config = Config(min_fetch_tokens=PAGE, host_gb=0.001, store_layers_per_read=asked)
+    make_rank(monkeypatch, _native.RankTable.create(4), 0, config)[0].close()
+    assert [place.layers_per_read for place in places] == [layers_per_read]

@@ -18,6 +18,8 @@ import pytest
 import torch
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from test.sglang_plugin.rank.matched import Matched
+from test.sglang_plugin.rank.reporting.test_line_report import chat
+from test.sglang_plugin.rank.reporting.test_line_report import request as chat_request
 from test.unit.directory.rig import keys
 
 from banyan import _native
@@ -485,6 +487,19 @@ def test_arrive_when_a_line_of_a_session_changes_each_time_then_the_rank_says_wh
     (line,) = json.loads(json.dumps(rank.state()))["changing_lines"]
     assert (line["place"], line["num_prompts"], line["text"]) == (20, 3, "")
     assert rank.counters.changing_line_prompts == 1
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_arrive_when_a_line_of_a_session_changes_then_its_text_is_told_where_the_operator_wants_it(monkeypatch, tells):
+    config = Config(min_fetch_tokens=PAGE, host_gb=0.0, tells_lines=tells)
+    rank, *_ = make_rank(monkeypatch, _native.RankTable.create(4), 0, config)
+    for turn in range(3):
+        request = Request(f"r{turn}")
+        vars(request).update(vars(chat_request(chat(turn))), cache_salt=None, extra_key=None, lora_id=None)
+        module.requests.register(request)
+        rank.arrive(module.requests.id_of(request))
+    (line,) = rank.state()["changing_lines"]
+    assert ("stamp" in line["text"]) is tells
 
 
 def test_metrics_when_the_linker_runs_then_each_of_its_figures_is_shown_and_kept_up(ranks, monkeypatch):

@@ -3,13 +3,14 @@
 
 import logging
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from banyan.config import Config
 from banyan.layout import file_digests
-from banyan.sglang_plugin.rank.store_access import digests_memory, weights_digest
+from banyan.sglang_plugin.rank.store_access import digests_memory, make_budget, weights_digest
 
 
 @pytest.fixture
@@ -67,3 +68,12 @@ def test_weights_when_nothing_can_be_remembered_then_that_is_said(model, monkeyp
     config = Config(keep_host_arena="/dev/shm/x", host_gb=1.0)
     assert weights_digest(config, model, None) == weights_digest(config, model, None)
     assert caplog.text.count("nothing is remembered") == 2
+
+
+def test_budget_when_the_user_bounds_what_is_written_in_a_day_then_a_rank_has_its_part_of_it():
+    budget = make_budget(Config(store_write_gb_per_day=24.0), num_parts=2, share=0.5)
+    began_ns, two_hours_bytes = time.monotonic_ns(), 1 << 29
+    assert budget.take(two_hours_bytes, began_ns) and not budget.take(1 << 20, began_ns)
+    in_an_hour_ns = began_ns + 3600 * 10**9
+    assert budget.take(two_hours_bytes // 2, in_an_hour_ns) and not budget.take(1 << 20, in_an_hour_ns)
+    assert make_budget(Config(), num_parts=2) is None
