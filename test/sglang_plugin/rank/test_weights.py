@@ -69,6 +69,7 @@ def call(monkeypatch):
     """Calls a method of SGLang's updater on one rank; ``flushes``: as a loader does that succeeds."""
 
     def run(linker, method, result=DONE, flushes=False, **fields):
+        usual = {"load_format": None} if method == "update_weights_from_tensor" else {}
         monkeypatch.setattr(module, "_installed", linker)
         flush = hooked(UPDATER + "flush_cache_after_weight_update", lambda *args: None)
 
@@ -77,7 +78,8 @@ def call(monkeypatch):
                 flush(None, None, result.success, result.message)
             return result
 
-        return hooked(UPDATER + method, body)(SimpleNamespace(tp_cpu_group=None), Mock(spec=COMMANDS[method], **fields))
+        command = Mock(spec=COMMANDS[method], **usual | fields)
+        return hooked(UPDATER + method, body)(SimpleNamespace(tp_cpu_group=None), command)
 
     return run
 
@@ -277,7 +279,7 @@ def take_whole(servers, loader, *digests, **fields):
     """With all that SGLang, or a trainer, does before."""
     if loader == "end_weight_update":
         servers("begin_weight_update", *digests)
-        servers("update_weights_from_tensor", *digests, **{"load_format": None} | fields)
+        servers("update_weights_from_tensor", *digests, **fields)
     servers(loader, *digests)
 
 
@@ -355,6 +357,14 @@ def test_weights_when_they_went_past_the_model_then_they_have_no_name_until_all_
     servers("update_weights_from_disk", SAME, SAME)
     share(owner, pages, 2)
     assert finds(reader, 2)
+
+
+@pytest.mark.parametrize("load_format", [None, "flattened_bucket"])
+def test_weights_when_the_model_s_own_loader_took_them_then_they_are_named_by_their_bytes(ranks, servers, load_format):
+    (owner, _, pages), (reader, *_) = ranks
+    take_whole(servers, "end_weight_update", SAME, SAME, load_format=load_format)
+    share(owner, pages, 1)
+    assert finds(reader, 1)
 
 
 def test_weights_when_they_change_again_then_not_those_that_were_named(ranks, servers):
