@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sglang.srt.disaggregation.base.conn import KVPoll
 from sglang.srt.disaggregation.common.conn import CommonKVManager
 from sglang.srt.disaggregation.mooncake.conn import MooncakeKVManager
-from test.sglang_plugin.features.pairs.test_control_port import port  # noqa: F401
+from test.sglang_plugin.features.pairs.test_control_port import fallen, port  # noqa: F401
 
 from banyan.features.pairs.rank import by_mooncake, by_nixl
 from banyan.features.pairs.rank.prefill_messages import is_of_prefill_server
@@ -100,15 +100,14 @@ def test_socket_when_foreign_messages_come_then_nothing_is_written_and_the_next_
     assert manager.memory.raw == bytes(len(manager.memory))
 
 
-def test_socket_when_it_is_sglangs_alone_then_one_frame_ends_it(port, monkeypatch):  # noqa: F811
+def test_socket_when_it_is_sglangs_alone_then_one_frame_ends_it(port, fallen, monkeypatch):  # noqa: F811
     """When this fails, SGLang has learnt it."""
     monkeypatch.setattr(CommonKVManager, "_start_heartbeat_checker_thread", lambda self: None)
     manager = of_a_decode_server(by_mooncake.MooncakeHandOver)
     manager.server_socket = port.socket
     MooncakeKVManager.start_decode_thread(manager)
     port.send([b"STAGING_REQ"])
-    port.send(status(manager))
-    assert not has_ended_within(manager, 0.5)
+    assert fallen.get(timeout=10)
 
 
 def test_message_when_a_prefill_server_says_it_then_it_is_heard(manager):

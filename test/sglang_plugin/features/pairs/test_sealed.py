@@ -9,6 +9,7 @@ import pytest
 import zmq
 from sglang.srt.disaggregation.common import conn
 from sglang.srt.disaggregation.nixl.conn import NixlKVReceiver
+from test.unit.features.nodes.rig import until
 
 from banyan.features.pairs.rank import by_nixl, hand_over, sealed
 from banyan.sglang_plugin import runtime
@@ -42,18 +43,21 @@ def control_port(context):
         return conn.get_zmq_socket_on_host(context, zmq.PULL, host="127.0.0.1")
 
 
-def test_control_port_when_there_is_a_secret_then_receivers_of_the_same_are_heard_and_others_are_not(secret, context):
+def test_control_port_when_there_is_a_secret_then_receivers_of_the_same_are_heard_and_others_are_not(
+    secret, context, caplog
+):
     port, socket = control_port(context)
     address = f"tcp://127.0.0.1:{port}"
     with zmq.Context() as plain, plain.socket(zmq.PUSH) as stranger:
         stranger.setsockopt(zmq.LINGER, 0)
         stranger.connect(address)
         stranger.send_multipart([b"a stranger"])
+        until(lambda: sealed.NOT_LET_IN in caplog.text)
         receiver = hand_over.receiver_class(by_nixl.NixlReceiver)
         ours, _ = receiver._connect(address)
         ours.send_multipart([b"a decode server"])
         assert socket.poll(5000) and socket.recv_multipart() == [b"a decode server"]
-        assert not socket.poll(300)
+        assert not socket.poll(0)
     receiver.close_all_sockets()
 
 
