@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Freed pages whose numbers only the device knows: counted, not handed out before they came, never lost."""
 
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -175,24 +174,24 @@ def test_alloc_when_numbers_come_late_then_others_are_evicted_for_what_readers_h
 
 
 def test_alloc_when_a_page_that_comes_late_is_read_then_others_go_before_fetches_are_given_up(node, monkeypatch):
-    monkeypatch.setattr(quarantine, "OLD_S", 0.01)
-    monkeypatch.setattr(quarantine, "CIRCLE_S", 0.05)
-    done = []
+    now_s, comes_s, done = [0.0], (quarantine.OLD_S + quarantine.CIRCLE_S) / 2, []
     node.pages._evict_for_held = lambda: done.append("evicted")
     node.pages.let_peers_go = lambda: done.append("given up") or 0
     held = node.pages.alloc(ALL_SLOTS)[:PAGE_TOKENS]
     node.cache.publish(frames(*page_ids(held)), keys(1))
     lease = node.ranks[1].peers.lease(node.ranks[1].peers.lookup(keys(1)), keys(1))
     node.pages.free(held)
-    began_s = time.monotonic()
+
+    def sleep(seconds):
+        now_s[0] += seconds
+        if now_s[0] > comes_s:
+            node.come()
 
     def allocate():
-        if time.monotonic() > began_s + 0.03:
-            node.come()
         return torch.zeros(1) if "evicted" in done else None
 
-    monkeypatch.setattr(quarantine.time, "sleep", lambda seconds: allocate())
-    assert node.pages._when_readers_let_go(allocate, 0.2) is not None and done == ["evicted"]
+    monkeypatch.setattr(quarantine, "time", SimpleNamespace(monotonic=lambda: now_s[0], sleep=sleep))
+    assert node.pages._when_readers_let_go(allocate, quarantine.READER_PATIENCE_S) is not None and done == ["evicted"]
     lease.release()
 
 
