@@ -47,7 +47,7 @@ def test_search_when_there_are_no_calls_in_what_looks_like_many_then_it_ends_at_
     detector, begun_s = PythonicDetector(), time.monotonic()
     assert texts.around_search(PythonicDetector.has_tool_call, detector, text) is False
     found = texts.around_search(PythonicDetector.detect_and_parse, detector, text, [])
-    assert (found.normal_text, found.calls) == (text, []) and time.monotonic() - begun_s < 1
+    assert (found.normal_text, found.calls) == (text, []) and time.monotonic() - begun_s < 5
 
 
 AROUND = (f"I call {CALLS} now", f"{CALLS}\n\nSee [1].", f"[note] {CALLS}", f"<|python_start|>{CALLS}<|python_end|>")
@@ -69,7 +69,7 @@ def test_search_when_a_call_has_many_arguments_then_it_is_found_at_once(text):
     found = texts.around_search(PythonicDetector.detect_and_parse, detector, text, tools)
     (call,) = found.calls
     assert json.loads(call.parameters) == {f"a{number}": number for number in range(40)}
-    assert found.normal_text == ("I call  now" if "I call" in text else "") and time.monotonic() - begun_s < 1
+    assert found.normal_text == ("I call  now" if "I call" in text else "") and time.monotonic() - begun_s < 5
 
 
 def test_search_when_what_looks_like_many_calls_names_no_arguments_then_it_is_text():

@@ -92,19 +92,19 @@ class Mute(threading.Thread):
 
 
 def test_connection_when_its_path_goes_mute_then_it_is_made_anew(monkeypatch):
-    monkeypatch.setattr(node_connections, "HEARTBEAT_MS", 100)
-    monkeypatch.setattr(node_connections, "SILENCE_MS", 200)
+    monkeypatch.setattr(node_connections, "HEARTBEAT_MS", 1000)
+    monkeypatch.setattr(node_connections, "SILENCE_MS", 3000)
     page_server = PageServer(free_address(), KEYS, max_pages=1, num_layers=1)
     path = Mute(page_server.address)
     connected = []
     made = NodeConnections([path.address], KEYS, connected=connected.append)
     try:
         until(lambda: made.wait(10) or connected)
-        until_s = time.monotonic() + 1
+        until_s = time.monotonic() + 5
         until(lambda: made.wait(10) or time.monotonic() > until_s)
         assert connected == [0], "one that is idle is kept"
         path.is_mute = True
-        until(lambda: made.wait(10) or len(connected) == 2)
+        until(lambda: made.wait(10) or len(connected) == 2, timeout_s=30)
         assert path.num_came == 2
     finally:
         made.hang_up()

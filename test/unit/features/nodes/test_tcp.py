@@ -162,7 +162,7 @@ def test_pull_when_bytes_come_steadily_and_too_slowly_then_it_ends_all_the_same(
     carrier, began_s = tcp.TcpCarrier(slow_s=0.2), time.monotonic()
     with pytest.raises(OSError, match="too slowly"):
         list(carrier.pull(Address(*source_socket.getsockname()), b"x" * TOKEN_BYTES, Layer(200), 2))
-    assert time.monotonic() - began_s < 2
+    assert time.monotonic() - began_s < 10
     thread.join()
 
 

@@ -85,7 +85,7 @@ def test_pull_when_nothing_is_said_then_nobody_is_kept_waiting(channel, monkeypa
     one, _ = channel
     began_s = time.monotonic()
     assert one.num_landed() is None
-    assert time.monotonic() - began_s < 2 * process.LOOK_S + 0.5
+    assert time.monotonic() - began_s < 10 * process.LOOK_S + 2.5
 
 
 def test_process_when_it_does_not_die_then_that_is_told_once_it_has(sleeper, monkeypatch) -> None:
