@@ -2,6 +2,7 @@
 """The driver through NVIDIA's bindings: every call exists there as we call it; errors and handles are translated."""
 
 import ast
+import contextlib
 import ctypes
 import inspect
 import threading
@@ -63,10 +64,11 @@ def test_constants_when_compared_with_the_bindings_then_they_exist():
 
 def test_driver_when_there_is_none_here_then_it_says_so():
     pytest.importorskip("cuda.bindings.driver")
-    try:
+    with contextlib.suppress(OSError):
+        ctypes.CDLL("libcuda.so.1")
+        pytest.skip("there is one")
+    with pytest.raises(DriverError, match="cuInit: "):
         CudaDriver()
-    except DriverError as error:
-        assert error.call == "cuInit"
 
 
 def test_call_when_it_fails_then_the_error_names_call_and_code():
