@@ -25,19 +25,16 @@ PYTHON_PATH = os.pathsep.join(filter(None, (str(FOLDER), os.environ.get("PYTHONP
 HOOKED = [patch for patch in patches.load_queue() if patch.kind in ("before", "after", "around")]
 
 AT_START = {
-    *("10-add-flags", "11-take-flags", "12-kept-states", "12-resolve-flags", "13-process-start"),
-    *("15-adapters", "20-kv-pool", "46-cache-path", "46-ending", "46-health-path"),
+    *("10-add-flags", "11-take-flags", "12-resolve-flags", "13-process-start", "15-adapters", "20-kv-pool"),
     *("23-paged-allocator", "25-evict-leaves", "28-state-pool", "29-draft-pool", "36-kv-classes", "40-dispatcher"),
-    *("41-event-loop", "51-stop", "63-layers-on-cpu", "63-state-tracking", "64-adapters-on-cpu", "66-draft-steps"),
-    *("67-draft-extend", "68-kv-type"),
+    *("41-event-loop", "46-cache-path", "46-ending", "46-health-path", "51-stop"),
 }
 """Called while a server starts."""
 
 OTHER_MODES = {
-    *("28-window-reserve", "32-state-filled", "32-window-filled", "36-prefill-forwards", "37-decode-completions"),
-    *("37-decode-match", "55-embedding-forward", "63-gated-norm", "63-shared-gate", "63-track-decode"),
-    *("15-image-numbers", "32-state-copied", "35-awaited-adapters", "36-decode-prefix", "37-dp-ranks"),
-    *("56-arena-events", "65-last-slot"),
+    *("15-image-numbers", "28-window-reserve", "32-state-copied", "32-state-filled", "32-window-filled"),
+    *("35-awaited-adapters", "36-decode-prefix", "36-prefill-forwards", "37-decode-completions", "37-decode-match"),
+    *("37-dp-ranks", "55-embedding-forward", "56-arena-events"),
 }
 """Of models and servers that this one is not."""
 
@@ -59,6 +56,10 @@ STOPPING = (
     *("linker.offload", "linker.reset"),
     *(patch.name for patch in REACHED if patch.on_failure == "stop"),
 )
+
+
+def test_hooks_when_they_are_left_out_of_these_tests_then_each_is_in_the_queue() -> None:
+    assert {*AT_START, *OTHER_MODES, *STARTING} <= {patch.name for patch in HOOKED}
 
 
 class Raising(ForkedServer):
