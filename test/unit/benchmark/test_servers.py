@@ -152,7 +152,10 @@ def driver(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]", ProcessSes
     command = ["env", "--default-signal=HUP", sys.executable, "-c", DRIVER, str(tmp_path)]
     program = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE, text=True)
     assert program.stdout is not None
-    session = ProcessSession(int(program.stdout.readline()))
+    server = int(program.stdout.readline())
+    session = ProcessSession(server)
+    # Before that it has not said that it is to end with the program.
+    wait_until(lambda: Path(f"/proc/{server}/cmdline").read_bytes().startswith(sys.executable.encode()))
     yield program, session
     session.kill()
     program.kill()
