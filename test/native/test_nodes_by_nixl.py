@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -63,8 +64,10 @@ def tcp_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Reader(ReadByNixl):
-    """Lets something happen when the first layer has come; ``lie`` changes what the lender has said."""
+    """Lets something happen when a pull begins, and when its first layer has come; ``lie`` changes what the lender has
+    said."""
 
+    begins: Callable[[], None] = staticmethod(lambda: None)
     happens: Callable[[], None] = staticmethod(lambda: None)
     lie: Callable[[ReadableLease], ReadableLease] = staticmethod(lambda lease: lease)
 
@@ -77,6 +80,7 @@ class _Interrupted:
         self._carrier, self._reader = carrier, reader
 
     def pull(self, *args: Any, **named: Any) -> Generator[int, None, None]:
+        self._reader.begins()
         layers = self._carrier.pull(*args, **named)
         try:
             for layer in layers:
@@ -152,19 +156,22 @@ def test_pull_when_the_lender_has_no_nixl_then_the_bytes_come_over_tcp(borrower)
 
 def test_pull_when_its_source_is_killed_then_it_fails_at_once_and_the_next_one_goes_on(borrower, lend) -> None:
     process = lend(borrower)
+    own = own_process(process.popen.pid)
 
     def kill() -> None:
-        own = own_process(process.popen.pid)
+        killed_s.append(time.monotonic())
         process.kill()
-        own.wait(10)
-        dead_s.append(time.monotonic())
+        own.kill()
 
-    dead_s: list[float] = []
-    borrower.reader.happens = kill
+    killed_s: list[float] = []
+    # So few bytes would have come before it is dead.
+    own.suspend()
+    until(lambda: is_stopped(own.pid))
+    borrower.reader.begins = lambda: threading.Timer(0.2, kill).start()
     landed, _ = fetch(borrower, "killed")
-    assert not landed and time.monotonic() - dead_s[0] < STALL_S + DRAIN_S, "not by a time-out"
+    assert not landed and time.monotonic() - killed_s[0] < STALL_S + DRAIN_S, "not by a time-out"
     assert borrower.residency.num_resident == 0
-    borrower.reader.happens = lambda: None
+    borrower.reader.begins = lambda: None
     lend(borrower)
     assert fetch(borrower, "again")[0]
     assert [borrower.rank.pages(page) for page in range(NUM_PAGES)] == expected()
