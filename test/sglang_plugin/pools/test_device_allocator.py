@@ -117,6 +117,39 @@ def test_free_when_the_driver_refuses_then_sglang_goes_on_and_the_pages_are_held
     assert node.ranks[1].peers.lookup(keys(1, 2, 3)).num_pages == 0 and node.pages.available_size() == ALL_SLOTS
 
 
+@pytest.mark.parametrize("is_read", [False, True])
+def test_free_when_there_is_no_memory_to_put_numbers_back_then_no_page_is_lost_and_each_list_has_had_its_turn(
+    node, monkeypatch, is_read
+):
+    stopped = []
+    monkeypatch.setattr(faults, "_stop", lambda: stopped.append(True))
+    slots = node.pages.alloc(3 * PAGE_TOKENS)
+    node.cache.publish(frames(*page_ids(slots)), keys(1, 2, 3))
+    peers = node.ranks[1].peers
+    lease = peers.lease(peers.lookup(keys(2)), keys(2))
+    if not is_read:
+        lease.release()
+    node.pages.free(slots)
+    with monkeypatch.context() as short:
+        short.setattr(node.pages, "_put_back", raising(torch.OutOfMemoryError("of the device")))
+        node.come()
+        node.pages.poll()
+    assert stopped and not node.pages._order._senders
+    assert node.pages.available_size() == ALL_SLOTS
+    assert sorted(node.pages.get_all_free_pages().tolist()) == list(range(1, NUM_FRAMES))
+    lease.release()
+    node.pages.poll()
+    assert sorted(node.pages.free_pages.tolist()) == list(range(1, NUM_FRAMES))
+    assert peers.lookup(keys(1, 2, 3)).num_pages == 0
+
+
+def raising(error):
+    def put_back(page_ids):
+        raise error
+
+    return put_back
+
+
 def test_clear_when_pages_could_not_be_sent_then_every_page_is_free_once(node):
     node.driver.refuse["copy_async"] = 0
     node.pages.free(node.pages.alloc(5 * PAGE_TOKENS))

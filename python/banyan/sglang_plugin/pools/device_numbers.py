@@ -85,14 +85,16 @@ class NumbersOnDevice(Quarantine):
             self._not_sent = ()
 
     def take_next(self) -> bool:
-        """Withdraw the pages that were freed first; False when their numbers have not come."""
+        """Withdraw the pages that were freed first; False when their numbers have not come. They have had their turn in
+        the order, whatever becomes of them."""
         assert self._lane is not None
         taken = self._lane.take()
         if taken is None:
             return False
         freed, numbers = taken
+        frames = np.frombuffer(numbers, np.int64)
         # Nearly always all of them are free now, and `freed` is on the device already.
-        self._put_back(self._withdraw(np.frombuffer(numbers, np.int64), freed))
+        self._put_back_or_hold(frames, lambda: self._withdraw(frames, freed))
         self._num_taken += 1
         return True
 

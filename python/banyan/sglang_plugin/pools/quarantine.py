@@ -230,7 +230,21 @@ class Quarantine:
         freed = [page for page in drained.tolist() if page in self._quarantine]
         if not freed:
             return False
+        frames = np.array(freed, dtype=np.int64)
+        if not self._put_back_or_hold(frames, lambda: self._page_ids(frames)):
+            return False
         gone = set(freed)
         self._quarantine = {page: since_s for page, since_s in self._quarantine.items() if page not in gone}
-        self._put_back(self._page_ids(np.array(freed, dtype=np.int64)))
+        return True
+
+    def _put_back_or_hold(self, frames: NDArray[np.int64], free: Callable[[], torch.Tensor]) -> bool:
+        """Put the numbers that ``free`` makes of ``frames`` back; False where there is no memory for them: all stay in
+        quarantine then, and are withdrawn once more. A page in no list at all would be lost."""
+        try:
+            self._put_back(free())
+        except BaseException as error:  # noqa: BLE001 - whatever it is, SGLang has freed these pages
+            faults.note("allocator.put_back", error, stops=True)
+            self._quarantine = {**dict.fromkeys(frames.tolist(), time.monotonic()), **self._quarantine}
+            self._not_withdrawn = np.union1d(self._not_withdrawn, frames)
+            return False
         return True
