@@ -72,7 +72,8 @@ class Kinds:
         """Of the pages of a chain those in this rank's part of the arena go next, unless they are kept."""
         for kind in self:
             if kind.tier is not None:
-                kind.tier.residency.demote(keys)
+                # Beside full pages the end of a prefix is a chain's root (``window_kind``).
+                kind.tier.residency.demote(keys if kind is self.full else keys[::-1])
 
     def _restorable(self, keys: Sequence[str], most: int) -> int:
         for kind in self.beside:

@@ -206,6 +206,19 @@ def test_arena_when_the_pools_have_given_pages_up_then_both_kinds_come_from_it(m
     assert equal(reader.content(*own), held)
 
 
+def test_demote_when_there_are_windows_then_of_them_the_page_at_the_end_of_the_prefix_goes_last(monkeypatch):
+    (rank,) = make_node(monkeypatch, ARENA, num_ranks=1)
+    names = keys(1, 2, 3)
+    publish(rank, names)
+    go_on_until(rank, lambda: all(tier.state()["num_arena_pages"] == 3 for tier in tiers(rank)))
+    rank.linker.kinds.demote(names)
+    gone = []
+    for tier in tiers(rank):
+        tier.residency.claim(tier.residency.num_free + 1, [], keys(9))
+        gone.append(set(names) - set(tier.residency.keys))
+    assert gone == [{names[2]}, {names[0]}]
+
+
 def test_alloc_when_copies_down_hold_the_window_pages_then_it_goes_on_when_the_device_has_made_them(monkeypatch):
     (rank,) = make_node(monkeypatch, ARENA, num_ranks=1)
     full, window = rank.alloc(4, TOKENS // 2 // PAGE)
