@@ -95,8 +95,8 @@ def before_forward_batch_embedding(worker: Any, batch: Any, *args: Any, **kwargs
 
 
 def after_flush_handled(answer: Any, *args: Any, **kwargs: Any) -> None:
-    """A flush has been asked for. A rank that refuses it, or puts it off, keeps its pages to itself from now on: others
-    have flushed theirs, and would fetch them again."""
+    """A flush has been asked for. A rank that refuses it, or puts it off, keeps the pages that it has to itself until
+    SGLang offers them again: others have flushed theirs, and would fetch them again."""
     if runtime.is_sharing() and (answer is None or not answer.success):
         linker.installed().withdraw()
 

@@ -269,7 +269,8 @@ class Rank:
 
     def withdraw(self) -> None:
         """Lend nothing any more of what this rank holds now, above and below: it was to go, and SGLang cannot let it go
-        yet. What enters its tree from now on is published.
+        yet. What enters its tree from now on is published, and what SGLang offers again: a node that was on its way, or
+        one that gets its window back.
 
         Raises:
             RuntimeError: when a peer does not stop reading.
