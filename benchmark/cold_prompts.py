@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,7 +25,7 @@ from typing import Any
 
 from benchmark.client import NativeClient, open_session
 from benchmark.load import send_at
-from benchmark.metrics import distribution
+from benchmark.metrics import distribution, paired_ratio
 from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.processor import CPU_ENGINE
 from benchmark.records import Answer
@@ -116,24 +115,25 @@ def figures(some: Work, answers: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-def verdicts(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
-    """By arm, medians over the repetitions: cold p99 over that of round robin, and warm p50 over that of the same arm
-    without ``lpm``."""
+def verdicts(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By arm, within each repetition: cold p99 over that of round robin, and warm p50 over that of the same arm without
+    ``lpm``, and over that of round robin."""
 
-    def median(arm: str, kind: str, quantile: str) -> float | None:
-        found = [run[f"{kind}_ttft_s"][quantile] for run in runs if run["arm"] == arm and run[f"{kind}_ttft_s"]]
-        return statistics.median(found) if found else None
+    def times(arm: str, kind: str, quantile: str) -> list[float]:
+        return [run[f"{kind}_ttft_s"][quantile] for run in runs if run["arm"] == arm]
 
-    def ratio(one: float | None, other: float | None) -> float | None:
-        return round(one / other, 3) if one is not None and other else None
+    arms = tuple(dict.fromkeys(run["arm"] for run in runs))
+
+    def ratio(arm: str, base: str, kind: str, quantile: str) -> dict[str, Any] | None:
+        return paired_ratio(times(arm, kind, quantile), times(base, kind, quantile)) if base in arms else None
 
     said = {}
-    for arm in dict.fromkeys(run["arm"] for run in runs):
+    for arm in arms:
         plain = BASE if arm == "lpm" else arm.removesuffix(", lpm")
         said[arm] = {
-            "cold_p99_to_round_robin": ratio(median(arm, "cold", "p99"), median(BASE, "cold", "p99")),
-            "warm_p50_to_plain": ratio(median(arm, "warm", "p50"), median(plain, "warm", "p50")),
-            "warm_p50_to_round_robin": ratio(median(arm, "warm", "p50"), median(BASE, "warm", "p50")),
+            "cold_p99_to_round_robin": ratio(arm, BASE, "cold", "p99"),
+            "warm_p50_to_plain": ratio(arm, plain, "warm", "p50"),
+            "warm_p50_to_round_robin": ratio(arm, BASE, "warm", "p50"),
         }
     return said
 

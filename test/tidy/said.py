@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmark import rates_page
+from benchmark import cold_prompts, rates_page
 from benchmark.metrics import median, ranged
 from benchmark.overhead import verdict
 from benchmark.overhead.cases import CASES
@@ -175,18 +175,25 @@ def found_at(per_s: str) -> Callable[[Rows], str]:
 
 
 def cold_row(arm: str) -> Callable[[Mapping[str, Any]], str]:
-    """How one way to serve cold prompts beside warm ones went."""
+    """How one way to serve cold prompts beside warm ones went: medians, of ratios with their spread."""
 
     def words(kept: Mapping[str, Any]) -> str:
-        (run,) = (one for one in kept["runs"] if one["arm"] == arm)
-        cold_s, warm_s, verdict_of_arm = run["cold_ttft_s"], run["warm_ttft_s"], kept["verdicts"][arm]
+        runs = [one for one in kept["runs"] if one["arm"] == arm]
+        found = cold_prompts.verdicts(kept["runs"])[arm]
+
+        def of(*path: str) -> float:
+            return statistics.median(part_of(run, "/".join(path)) for run in runs)
+
+        def ratio(name: str) -> str:
+            return ranged(found[name]) if len(runs) > 1 else f"{found[name]['median']:.2f}"
+
         cells = (
-            f"{cold_s['p50']:.2f}, {cold_s['p99']:.1f} s",
-            f"{verdict_of_arm['cold_p99_to_round_robin']:.2f}",
-            f"{warm_s['p50']:.2f}, {warm_s['p99']:.1f} s",
-            f"{verdict_of_arm['warm_p50_to_plain']:.2f}",
-            percent(run["cold_share_of_ttft"]),
-            percent_of(run["cached_share"]),
+            f"{of('cold_ttft_s', 'p50'):.2f}, {of('cold_ttft_s', 'p99'):.1f} s",
+            ratio("cold_p99_to_round_robin"),
+            f"{of('warm_ttft_s', 'p50'):.2f}, {of('warm_ttft_s', 'p99'):.1f} s",
+            ratio("warm_p50_to_plain"),
+            percent(of("cold_share_of_ttft")),
+            percent_of(of("cached_share")),
         )
         return f"| {' | '.join(cells)} |"
 

@@ -91,8 +91,8 @@ def at_three(system: str) -> Figure:
     return Figure("rates", f"systems/{system}", said.found_at("3"))
 
 
-def beside_warm_ones(title: str, arm: str) -> Line:
-    return line(PLACEMENT, f"| {title} | ", Figure("cold_prompts", "", said.cold_row(arm)))
+def beside_warm_ones(title: str, arm: str, kept: str = "cold_prompts") -> Line:
+    return line(PLACEMENT, f"| {title} | ", Figure(kept, "", said.cold_row(arm)))
 
 
 FIRST, SECOND = (f"ttft_ratios/on_to_off_{run}_run" for run in ("first", "second"))
@@ -251,6 +251,14 @@ LINES = [
             ("ranks of stock's, `lpm`", "lpm"),
             ("ranks that share", "banyan"),
             ("ranks that share, `lpm`", "banyan, lpm"),
+            ("servers behind `banyan route`", "router"),
+            ("servers behind `banyan route`, `lpm`", "router, lpm"),
+        )
+    ),
+    *(
+        beside_warm_ones(f"{title}, at three a second", arm, "cold_prompts_router")
+        for title, arm in (
+            ("ranks of stock's, round robin", "round robin"),
             ("servers behind `banyan route`", "router"),
             ("servers behind `banyan route`, `lpm`", "router, lpm"),
         )

@@ -31,14 +31,17 @@ def test_figures_when_cold_prompts_wait_then_their_share_of_all_time_is_told():
     assert (found["cold_ttft_s"]["p99"], found["warm_ttft_s"]["p50"]) == (57.0, 1.0)
 
 
-def test_verdicts_when_arms_were_repeated_then_ratios_are_of_medians_and_lpm_beside_its_own_arm():
+def test_verdicts_when_arms_were_repeated_then_ratios_are_within_each_and_lpm_beside_its_own_arm():
     runs = [
         {"arm": arm, **figures(SOME, answers(cold_s * factor, warm_s))}
-        for factor in (0.5, 1.0, 2.0)
-        for arm, cold_s, warm_s in ((BASE, 10.0, 1.0), ("banyan", 5.0, 0.8), ("banyan, lpm", 20.0, 0.4))
+        for factor, shared_s in ((0.5, 30.0), (1.0, 20.0), (2.0, 10.0))
+        for arm, cold_s, warm_s in ((BASE, 10.0, 1.0), ("banyan", 5.0, 0.8), ("banyan, lpm", shared_s, 0.4))
     ]
-    assert verdicts(runs)["banyan, lpm"] == {
-        "cold_p99_to_round_robin": 2.0,
-        "warm_p50_to_plain": 0.5,
-        "warm_p50_to_round_robin": 0.4,
-    }
+    found = verdicts(runs)["banyan, lpm"]
+    assert [found["cold_p99_to_round_robin"][key] for key in ("median", "min", "max")] == [2.0, 1.0, 3.0]
+    assert (found["warm_p50_to_plain"]["median"], found["warm_p50_to_round_robin"]["median"]) == (0.5, 0.4)
+
+
+def test_verdicts_when_an_arm_is_asked_for_without_its_base_then_there_is_no_ratio():
+    found = verdicts([{"arm": "banyan, lpm", **figures(SOME, answers(2.0, 1.0))}])
+    assert set(found["banyan, lpm"].values()) == {None}
