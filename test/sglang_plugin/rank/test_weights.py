@@ -105,13 +105,34 @@ def test_weights_when_a_trainer_writes_them_without_a_loader_then_old_pages_meet
     pages.free(slots)
     owner.reset()
     between = share(owner, pages, 2)
-    assert finds(reader, 2)
     pages.free(between)
     for linker in (owner, reader):
         call(linker, "end_weight_update")
     assert not finds(reader, 2)
     share(owner, pages, 3)
     assert finds(reader, 3)
+
+
+def test_weights_when_a_session_is_open_then_neither_an_idle_nor_a_flushed_rank_lends_what_it_computes(ranks, call):
+    """A trainer may have written this rank's, and not yet the other's."""
+    (owner, _, pages), (reader, *_) = ranks
+    for linker in (owner, reader):
+        call(linker, "begin_weight_update")
+    for number in (1, 2):
+        slots = share(owner, pages, number)
+        assert not finds(reader, number)
+        pages.free(slots)
+        owner.reset()
+    slots = share(owner, pages, 3)
+    for linker in (owner, reader):
+        call(linker, "end_weight_update")
+    slots = [slots, share(owner, pages, 4)]
+    assert not finds(reader, 4)
+    for some in slots:
+        pages.free(some)
+    owner.reset()
+    share(owner, pages, 5)
+    assert finds(reader, 5)
 
 
 @pytest.mark.parametrize("loader", WITHIN_A_SESSION)

@@ -242,6 +242,15 @@ class Rank:
         self.cache.move_to(self.kinds.rejoins)
         if self._allocator.available_size() < self._allocator.num_pages * self.page_tokens:
             self.hold_back("the weights changed while pages of the old ones were in use")
+        else:
+            self._start_anew()
+
+    def _start_anew(self) -> None:
+        """No page of this rank is in use."""
+        self._publication.start_anew()
+        if self.is_being_updated:
+            # A trainer may write them past all loaders, those of one rank before another's.
+            self.hold_back("a session of weight updates is open")
 
     def hold_back(self, why: str) -> None:
         """Publish nothing until the cache has been flushed. Any thread."""
@@ -293,7 +302,7 @@ class Rank:
         self.kinds.empty()
         self.cache.reset()
         self._access.forget()
-        self._publication.start_anew()
+        self._start_anew()
 
     def _close(self) -> None:
         self._quiesce()

@@ -7,8 +7,8 @@ Invariants
      to the next server, or another adapter. A chain whose owner is not remembered any more is not kept.
   3. Window pages, and states, go where the full pages of their chain go, and not further.
 
-States: publishing -> ``hold_back`` (pages in use are of other weights) -> silent -> ``start_anew`` (the tree is
-empty) -> publishing. ``stop``, from any -> stopped, for good.
+States: publishing -> ``hold_back`` (pages in use are of other weights, or these are being updated) -> silent ->
+``start_anew`` (no page is in use) -> publishing. ``stop``, from any -> stopped, for good.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Publication:
         self.why_silent = why
 
     def start_anew(self) -> None:
-        """The tree is empty."""
+        """No page is in use."""
         self.why_silent, self._has_said = "", False
         self._lasting.clear()
 
@@ -101,6 +101,6 @@ class Publication:
         if not self._has_said:
             self._has_said = True
             logger.warning(
-                "banyan: %s: nothing is shared from this rank until its cache is flushed (/flush_cache)",
+                "banyan: %s: nothing is shared from this rank until its cache is flushed after that (/flush_cache)",
                 self.why_silent,
             )

@@ -14,7 +14,7 @@ Invariants
 States: loaded -> ``begin`` -> changing -> ``end`` -> loaded. A loader without a session goes from loaded to loaded. A
 failed loader leads to apart, from any state, but for one that SGLang refuses because no session has begun; only a whole
 update from disk leads out of it. While they change, the weights are nobody's: a trainer that writes them over RDMA
-calls no loader, so both ends of a session count as a change.
+calls no loader, so both ends of a session count as a change, and nothing is published between them.
 """
 
 from __future__ import annotations
