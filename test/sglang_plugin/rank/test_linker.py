@@ -411,6 +411,19 @@ def test_state_when_both_ranks_hold_a_prefix_then_it_says_who_holds_what_and_how
     assert owner.figures()["num_published_pages"] == 0
 
 
+def test_arrive_when_a_session_keeps_the_request_then_no_page_is_held_for_it_until_the_session_is_closed(
+    ranks, monkeypatch
+):
+    """Its client may have aborted it in the queue, and SGLang tells nobody."""
+    _, ((rank, _, _), _) = ranks
+    monkeypatch.setattr(module.requests, "prompt_keys", lambda request, page_tokens: keys(1, 2))
+    request = Request("one")
+    request.session = object()
+    module.requests.register(request)
+    rank.arrive(module.requests.id_of(request))
+    assert chance(rank, keys(2)[0]) < math.inf
+
+
 class Request(Matched):
     """In SGLang's queue, and known by its id for as long as it is there."""
 

@@ -145,6 +145,9 @@ class Rank:
         pages = self.demand.tell(keys)
         asked_before = self.demand.asked(pages, request) * self.page_tokens if self.chooses_victims else None
         requests.note_prompt(request, pages, asked_before, self._lines.saw)
+        if getattr(requests.find(request), "session", None) is not None:
+            # Aborted or refused in the queue, it would wait until a client closes the session: SGLang keeps it there.
+            self.demand.served(request)
         if self.cache.is_stopped:
             # Nobody asks for what would be read.
             return
