@@ -33,7 +33,7 @@ from banyan.sglang_plugin.pools.host_pool import SharedMHAPool
 from banyan.sglang_plugin.rank import entry, identity, kind, own_slots, tier
 from banyan.sglang_plugin.rank import linker as module
 from banyan.sglang_plugin.rank.linker import BanyanLinker
-from banyan.sglang_plugin.rank.reporting import report
+from banyan.sglang_plugin.rank.reporting import figures, report
 from banyan.sglang_plugin.rank.shards import Shards
 from banyan.telemetry import GAUGES, SERIES, Parting, Pseudonyms, rid_pseudonym
 
@@ -97,6 +97,7 @@ def be_rank(monkeypatch, rank):
         attn_tp_rank=0,
         dcp_enabled=False,
     )
+    monkeypatch.setattr(figures, "HISTORY_SHARE", math.inf)
     for user in (module, own_slots, identity):
         monkeypatch.setattr(user, "get_parallel", lambda: parallel)
     monkeypatch.setattr(kind, "get_schedule", lambda: SCHEDULE)
@@ -422,6 +423,19 @@ def test_arrive_when_a_session_keeps_the_request_then_no_page_is_held_for_it_unt
     module.requests.register(request)
     rank.arrive(module.requests.id_of(request))
     assert chance(rank, keys(2)[0]) < math.inf
+
+
+def test_state_when_it_is_asked_for_at_once_again_then_what_takes_long_is_as_it_was_and_counters_go_on(
+    ranks, monkeypatch
+):
+    """Whoever reaches the port asks as often as he likes, and decodes wait."""
+    _, ((rank, *_), _) = ranks
+    monkeypatch.setattr(figures, "HISTORY_SHARE", 1e-9)
+    before = rank.state()
+    rank.counters.lookups += 1
+    now = rank.state()
+    assert all(now[name] is before[name] for name in ("prompts", "plans", "dropped"))
+    assert now["lookups"] == before["lookups"] + 1
 
 
 class Request(Matched):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from banyan.sglang_plugin import runtime
@@ -14,8 +14,11 @@ from banyan.sglang_plugin.rank.evicting.node_demand import NodeDemand
 from banyan.sglang_plugin.rank.planning import RankPlanner
 from banyan.telemetry import Copies, Counters, Dropped, NodeReuse, Pseudonyms, num_ended
 
+HISTORY_SHARE = 0.05
+"""Of the scheduler's thread at most, however often clients ask for what takes milliseconds to tell."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(slots=True, kw_only=True)
 class RankFigures:
     """One rank's."""
 
@@ -30,6 +33,8 @@ class RankFigures:
     pseudonyms: Pseudonyms
     tenants: str
     """What the server says of the secret by which it believes whose a request is; "" where it serves everybody."""
+    _history: dict[str, Any] = field(init=False)
+    _tells_anew_s: float = 0.0
 
     def counters_now(self) -> Counters:
         """The counters, with the control time up to this moment."""
@@ -57,15 +62,12 @@ class RankFigures:
     def state(self) -> dict[str, Any]:
         """This rank's part of ``/server_info``."""
         self.demand.hear()
-        state = {
+        return {
             **self.kinds.full.state(),
             **self._room(),
-            **self.kinds.full.residency_report.state(),
-            **self.reuse.count(self._node_pages(self.kinds.full.residency_report.copies(time.monotonic()))),
             **self.counters_now().as_dict(),
-            **self.planner.state(),
+            **self._told_history(),
             **{kind.pools.told_as: kind.state() for kind in self.kinds.beside},
-            "dropped": self.dropped.state(),
             "hooks": {
                 name: {"num_calls": spent.num_calls, "own_us": spent.own_ns // 1000}
                 for name, spent in sorted(runtime.STOPWATCH.by_name().items())
@@ -74,8 +76,23 @@ class RankFigures:
             "up_s": round(time.monotonic() - self.began_s, 1),
             "tenants": self.tenants,
         }
-        # The only way out: nothing of a client's leaves by its own name.
-        return self.pseudonyms.told(state)
+
+    def _told_history(self) -> dict[str, Any]:
+        """The last prompts, decisions and evictions, and what is counted of pages: as it was a moment ago."""
+        began_s = time.monotonic()
+        if began_s >= self._tells_anew_s:
+            report = self.kinds.full.residency_report
+            history = {
+                **report.state(),
+                **self.reuse.count(self._node_pages(report.copies(began_s))),
+                **self.planner.state(),
+                "dropped": self.dropped.state(),
+            }
+            # The only way out: nothing of a client's leaves by its own name.
+            self._history = self.pseudonyms.told(history)
+            ended_s = time.monotonic()
+            self._tells_anew_s = ended_s + (ended_s - began_s) / HISTORY_SHARE
+        return self._history
 
     def _node_pages(self, copies: Copies) -> Callable[[float], float]:
         """Distinct pages that the node would hold with so many times its arena; without one, its pools."""
