@@ -27,7 +27,11 @@ for process in ("scheduler", "controller"):
 said = {"refused": ""}
 here = [patch for patch in seams.HOOKS.queue if patch.kind in hook_queue.HOOK_TYPES and patch.processes != ("main",)]
 said["hooked"] = [patch.name for patch in here if all(hook_queue.is_hooked(place.target) for place in patch.places)]
-method = {"core": (Scheduler, "_create_generation_req"), "victims": (UnifiedRadixCache, "insert")}.get(sys.argv[1])
+method = {
+    "core": (Scheduler, "_create_generation_req"),
+    "placement": (Scheduler, "process_input_requests"),
+    "victims": (UnifiedRadixCache, "insert"),
+}.get(sys.argv[1])
 if method:
     setattr(*method, getattr(*method).__wrapped__)
 try:
@@ -82,6 +86,12 @@ def test_verify_when_sglang_skipped_a_hook_of_the_core_then_it_is_named():
     report, _ = child("core")
     assert report["off"] == []
     assert "Scheduler._create_generation_req" in report["refused"]
+
+
+def test_verify_when_sglang_skipped_a_hook_of_what_it_decorates_itself_then_it_is_missed():
+    report, said = child("placement")
+    assert report["off"] == ["placement"]
+    assert "Scheduler.process_input_requests has no hook" in said
 
 
 @pytest.mark.parametrize("needed", [[], ["core", "victims"]])

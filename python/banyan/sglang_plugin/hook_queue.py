@@ -134,8 +134,13 @@ def _is_awaited(hook: Callable[..., Any]) -> bool:
 
 
 def is_hooked(target: str) -> bool:
-    """Whether SGLang has put a hook there."""
+    """Whether SGLang has put a hook there. That it wraps something proves nothing: so do SGLang's own decorators."""
     try:
-        return hasattr(pkgutil.resolve_name(target), "__wrapped__")
+        found = pkgutil.resolve_name(target)
     except (ImportError, AttributeError):
         return False
+    while hasattr(found, "__wrapped__"):
+        if getattr(found, "__globals__", {}).get("__name__") == HookRegistry.__module__:
+            return True
+        found = found.__wrapped__
+    return False
