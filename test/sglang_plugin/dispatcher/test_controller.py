@@ -480,7 +480,16 @@ def received(num_tokens):
     ids=["a prompt", "several", "an embedding", "a batch", "too little", "one of two ranks", "nothing", "SGLang's"],
 )
 def test_load_when_requests_come_in_then_it_is_published_at_once(monkeypatch, policy, num_ranks, came, published):
-    monkeypatch.setattr(runtime, "config", lambda: Config(policy=policy))
+    scheduler, told = telling(monkeypatch, Config(policy=policy), num_ranks)
+    load_report.after_process_input_requests(None, scheduler, came)
+    assert told == [(True, "snapshot")] * published
+
+
+def telling(monkeypatch, config, num_ranks):
+    """A scheduler that has told nothing yet; what it tells."""
+    monkeypatch.setattr(runtime, "config", lambda: config)
+    monkeypatch.setattr(load_report, "_is_owed", False)
+    monkeypatch.setattr(load_report, "_may_tell_s", 0.0)
     told = []
     scheduler = SimpleNamespace(
         server_args=SimpleNamespace(dp_size=num_ranks),
@@ -488,8 +497,16 @@ def test_load_when_requests_come_in_then_it_is_published_at_once(monkeypatch, po
         load_inquirer=SimpleNamespace(get_loads=None),
         load_publisher=SimpleNamespace(publish_load_stat=lambda _, force, snapshot: told.append((force, snapshot))),
     )
-    load_report.after_process_input_requests(None, scheduler, came)
-    assert told == [(True, "snapshot")] * published
+    return scheduler, told
+
+
+def test_load_when_requests_come_in_each_short_step_then_it_is_told_so_often_and_the_last_of_them_too(monkeypatch):
+    scheduler, told = telling(monkeypatch, Config(policy="lmetric"), 2)
+    steps = ((5.000, 1, 1), (5.001, 1, 1), (5.002, 1, 1), (5.004, 0, 1), (5.006, 0, 2), (5.020, 0, 2))
+    for now_s, num_came, num_told in steps:
+        monkeypatch.setattr(load_report, "time", SimpleNamespace(monotonic=lambda now_s=now_s: now_s))
+        load_report.after_process_input_requests(None, scheduler, [received(1)] * num_came)
+        assert len(told) == num_told
 
 
 def test_request_when_it_is_created_then_it_carries_the_hint_and_is_counted(node, monkeypatch):
