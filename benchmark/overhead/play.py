@@ -22,12 +22,14 @@ PROCESSES = {"scheduler": "scheduler", "dispatcher": "data_parallel_controller"}
 
 EACH_STEP = (
     STEP,
+    "linker.poll",
     "layer_wait.set_consumer",
     "answers.50-cached-tokens",
     "placement.44-load-on-arrival",
     "planner.34-prefill-adder",
 )
-"""Hooks that are called in each step, or in each step for each stream."""
+"""Hooks that are called in each step, or in each step for each stream. What comes before each layer,
+``layer_wait.wait_until``, is timed by nobody."""
 
 ASKED = "observe.51-server-info"
 
