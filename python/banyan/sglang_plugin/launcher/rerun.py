@@ -2,10 +2,10 @@
 """A request whose pages turn out to be damaged on the way in is run again, without the cache.
 
 Checksums are verified while the forward pass runs, layer by layer, so that nothing waits for them. When one fails
-SGLang throws the output away and ends the requests of the batch with 503, before a client has seen a token. Here, in
-the process that talks to clients, such an end is not passed on: the same request is sent once more, marked so that its
-rank computes the whole prompt. Where a client has named several prompts, their ids are free once the ranks have ended
-what SGLang has given up with the first run.
+SGLang throws away the output of all requests of the batch that had pages loaded and ends them with 503, before a client
+has seen a token. Here, in the process that talks to clients, such an end is not passed on: the same request is sent
+once more, marked so that its rank computes the whole prompt. Where a client has named several prompts, their ids are
+free once the ranks have ended what SGLang has given up with the first run.
 
 Servers of a pair do not: the room in which the two meet has failed with the first run. The router makes another attempt
 in another room, and says in a header that it is to be computed.
