@@ -275,7 +275,8 @@ class Told:
         return num_dropped
 
     def _displace(self, tenant: str, keys: Sequence[str]) -> int:
-        """Make room for a chain of a tenant, as far as what is retained can make it; how many of its pages are new."""
+        """Make room for a chain of a tenant, as far as what is retained can make it; how many of its pages are new.
+        Others make room for no more than the tenant may keep: what its own share has no room for they cannot make."""
 
         def num_new() -> int:
             return self._all.num_new(tenant, keys)
@@ -283,8 +284,8 @@ class Told:
         self._let_go(
             tenant,
             keys,
-            while_own=lambda: num_new() > self._all.most_of_tenant - self._all.num_of(tenant),
-            while_any=lambda: num_new() > self._all.room(tenant),
+            while_own=lambda: num_new() > self._all.own_room(tenant),
+            while_any=lambda: min(num_new(), self._all.own_room(tenant)) > self._all.common_room,
         )
         return num_new()
 

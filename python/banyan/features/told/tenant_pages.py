@@ -43,9 +43,18 @@ class TenantPages:
             low, high = (middle + 1, high) if keys[middle] in uses else (low, middle)
         return len(keys) - low
 
+    def own_room(self, tenant: str) -> int:
+        """How many more pages a tenant's share has room for."""
+        return self.most_of_tenant - self.num_of(tenant)
+
+    @property
+    def common_room(self) -> int:
+        """How many more pages may be kept for all together."""
+        return self._most - len(self._kept)
+
     def room(self, tenant: str) -> int:
         """How many more pages may be kept for a tenant."""
-        return min(self.most_of_tenant - self.num_of(tenant), self._most - len(self._kept))
+        return min(self.own_room(tenant), self.common_room)
 
     def keep(self, tenant: str, keys: Sequence[str]) -> list[str]:
         """Those of a chain's pages that were not kept before. They fit."""

@@ -99,6 +99,24 @@ def test_retain_when_the_budget_is_used_then_the_oldest_retained_makes_room_and_
     assert rig.told.retain("t", chain("d", 3), 10.0) == 0
 
 
+@pytest.mark.parametrize("num_pinned", [0, 100], ids=["all of its budget is left", "its pins have it"])
+def test_retain_when_it_is_more_than_its_tenant_may_keep_then_others_lose_nothing(num_pinned: int) -> None:
+    rig = Rig(num_pages=1000)
+    rig.told.retain("other", chain("b", 50), 10.0)
+    if num_pinned:
+        rig.told.pin("t", chain("pin", num_pinned), 10.0)
+    assert rig.told.retain("t", chain("a", 130), 10.0) == 100 - num_pinned
+    assert rig.kept >= set(chain("b", 50))
+
+
+def test_retain_when_it_is_more_than_its_tenant_may_keep_then_others_make_room_for_what_it_may() -> None:
+    rig = Rig(num_pages=1000)
+    for number in range(5):
+        rig.told.retain(f"t{number}", chain(f"t{number}", 100), 10.0)
+    assert rig.told.retain("t", chain("a", 130), 10.0) == 100
+    assert rig.kept == {*chain("a", 100), *(key for number in range(1, 5) for key in chain(f"t{number}", 100))}
+
+
 @pytest.mark.parametrize("is_pin", [True, False], ids=["pinned", "retained"])
 def test_chain_when_its_beginning_was_retained_first_then_what_is_none_of_it_makes_room(is_pin: bool) -> None:
     rig = Rig(num_pages=1000)
