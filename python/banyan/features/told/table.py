@@ -140,14 +140,15 @@ class Told:
         self._latest.put(told, (pin, self._add(pin)))
 
     def take_back(self, tenant: str, keys: Sequence[str], *, is_pin: bool) -> None:
-        """Another rank has refused what was told lately: what it took in is kept as before. Where it was refused here
-        too, or is kept no more, nothing is taken."""
+        """Another rank has refused what was told lately: what it took in is kept as before, but for what has been
+        pinned since. Where it was refused here too, or is kept no more, nothing is taken."""
         kept, taken_in = self._latest.pop((tenant, keys[-1], is_pin), (None, []))
         if kept is None or self._prefixes.get((tenant, kept.keys[-1])) is not kept:
             return
         self._drop([kept])
         for one in taken_in:
-            self._add(one)
+            if not self._is_pinned(tenant, one.keys):
+                self._add(one)
         self.expire()
 
     def retain(

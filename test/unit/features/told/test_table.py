@@ -324,6 +324,21 @@ def test_pin_when_another_worker_has_told_more_before_it_is_taken_back_then_it_g
     assert rig.kept == {*chain("b", 2)}
 
 
+@pytest.mark.parametrize("is_pin", [True, False], ids=["pinned", "retained"])
+def test_pin_when_another_worker_has_pinned_what_it_took_in_before_it_is_taken_back_then_that_stays(
+    is_pin: bool,
+) -> None:
+    rig = Rig()
+    if is_pin:
+        rig.told.pin("t", chain("a", 3), 10.0)
+    else:
+        rig.told.retain("t", chain("a", 3), 10.0)
+    rig.told.pin("t", chain("a", 6), 30.0)
+    rig.told.pin("t", chain("a", 3), 20.0)
+    rig.told.take_back("t", chain("a", 6), is_pin=True)
+    assert [(one.is_pin, one.expires_s) for one in rig.told] == [(True, 20.0)]
+
+
 def test_pin_when_it_is_refused_then_what_prompts_with_one_beginning_retained_stays() -> None:
     """Their pages count once, however many prompts have them."""
     rig = Rig(num_pages=1000, share=0.1)
