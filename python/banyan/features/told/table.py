@@ -10,7 +10,8 @@ Invariants
      for what is retained later, the oldest first.
   3. A tenant keeps at most its share of the pages, and its share of ``MOST_PREFIXES`` prefixes that have
      ``MOST_KEYS`` keys; all tenants together ``MOST_TOLD_SHARE`` of the pages, and all of the others.
-  4. In the pool a prefix is kept whole or not at all, as far as the share of the pool goes.
+  4. In the pool a prefix is kept whole or not at all, as far as the share of the pool goes. What is retained makes
+     room there as well: it stays kept in the other tiers.
 
 A prefix: kept -> (told again) kept -> let go: released, expired, its session closed, displaced, or part of a longer one
 of the same tenant that is kept at least as firmly, as near and as long.
@@ -81,7 +82,7 @@ class Told:
         clock: Callable[[], float],
     ) -> None:
         self._all, self._pool = TenantPages(kept), TenantPages(kept_in_pool)
-        self._pinned = TenantPages(set())
+        self._pinned, self._pinned_in_pool = TenantPages(set()), TenantPages(set())
         self._sizes = sizes
         self._share = share
         self._changed = changed
@@ -134,7 +135,7 @@ class Told:
         if self._pinned.num_new(tenant, keys) > self._pinned.room(tenant):
             self.num_refused += 1
             raise Refused(self._too_much(tenant, self._all.num_new(tenant, keys)))
-        self._displace(tenant, keys)
+        self._make_room(self._all, tenant, keys, self._drop)
         self._make_place(tenant, keys)
         pin = Prefix(tenant, keys, True, self._clock() + ttl_s, session, space)
         self._latest.put(told, (pin, self._add(pin)))
@@ -162,7 +163,8 @@ class Told:
             return len(keys)
         if not self._may_have_place(tenant, keys):
             return 0
-        num_new = self._displace(tenant, keys)
+        self._make_room(self._all, tenant, keys, self._drop)
+        num_new = self._all.num_new(tenant, keys)
         keys = keys[: len(keys) - num_new + min(num_new, max(0, self._all.room(tenant)))]
         # What there is room for may be all that is pinned already.
         if not keys or self._is_pinned(tenant, keys):
@@ -197,7 +199,8 @@ class Told:
         num_pages, pool_pages = self._sizes()
         for pages in (self._all, self._pinned):
             pages.bound(min(MOST_PAGES, int(MOST_TOLD_SHARE * num_pages)), int(self._share * num_pages))
-        self._pool.bound(int(MOST_TOLD_SHARE * pool_pages), int(self._share * pool_pages))
+        for pages in (self._pool, self._pinned_in_pool):
+            pages.bound(int(MOST_TOLD_SHARE * pool_pages), int(self._share * pool_pages))
 
     def _is_pinned(self, tenant: str, keys: Sequence[str]) -> bool:
         known = self._prefixes.get((tenant, keys[-1]))
@@ -218,6 +221,7 @@ class Told:
             self._let_go(
                 tenant,
                 keys,
+                self._drop,
                 while_own=lambda: self._has_used_its_share(tenant, len(keys)),
                 while_any=lambda: self._is_full(len(keys)),
             )
@@ -239,13 +243,15 @@ class Told:
 
     def _add(self, new: Prefix) -> list[Prefix]:
         """Keep it; the prefixes that it takes in, which go."""
-        new.is_in_pool = self._pool.num_new(new.tenant, new.keys) <= self._pool.room(new.tenant)
+        # All that is only retained would make room for it there.
+        num_new = self._pinned_in_pool.num_new(new.tenant, new.keys)
+        new.is_in_pool = num_new <= self._pinned_in_pool.room(new.tenant)
+        if new.is_in_pool:
+            self._make_room(self._pool, new.tenant, new.keys, self._leave_pool)
         superfluous = [one for one in self if _takes_in(new, one)]
         came = self._all.keep(new.tenant, new.keys)
-        if new.is_in_pool:
-            self._pool.keep(new.tenant, new.keys)
-        if new.is_pin:
-            self._pinned.keep(new.tenant, new.keys)
+        for pages in self._where_kept(new):
+            pages.keep(new.tenant, new.keys)
         self._drop(superfluous)
         self._prefixes[new.tenant, new.keys[-1]] = new
         self._num_prefixes[new.tenant] += 1
@@ -254,6 +260,22 @@ class Told:
         if came:
             self._changed(came, [])
         return superfluous
+
+    def _where_kept(self, one: Prefix) -> Iterator[TenantPages]:
+        """The accounts that have it beside that of all."""
+        if one.is_pin:
+            yield self._pinned
+        if one.is_in_pool:
+            yield self._pool
+        if one.is_pin and one.is_in_pool:
+            yield self._pinned_in_pool
+
+    def _leave_pool(self, retained: Iterable[Prefix]) -> None:
+        """The pool keeps them no longer; they may be chosen one after the other."""
+        for one in retained:
+            if one.is_in_pool:
+                one.is_in_pool = False
+                self._pool.let_go(one.tenant, one.keys)
 
     def _drop(self, prefixes: Iterable[Prefix]) -> int:
         """They are kept no longer; they may be chosen one after the other. How many they were."""
@@ -266,32 +288,39 @@ class Told:
             self._num_prefixes[one.tenant] -= 1
             if not self._num_prefixes[one.tenant]:
                 del self._num_prefixes[one.tenant], self._num_keys[one.tenant]
-            if one.is_in_pool:
-                self._pool.let_go(one.tenant, one.keys)
-            if one.is_pin:
-                self._pinned.let_go(one.tenant, one.keys)
+            for pages in self._where_kept(one):
+                pages.let_go(one.tenant, one.keys)
             gone += self._all.let_go(one.tenant, one.keys)
         if gone:
             self._changed([], gone)
         return num_dropped
 
-    def _displace(self, tenant: str, keys: Sequence[str]) -> int:
-        """Make room for a chain of a tenant, as far as what is retained can make it; how many of its pages are new.
-        Others make room for no more than the tenant may keep: what its own share has no room for they cannot make."""
+    def _make_room(
+        self, pages: TenantPages, tenant: str, keys: Sequence[str], let_go: Callable[[Iterable[Prefix]], object]
+    ) -> None:
+        """Have what is retained make room for a chain of a tenant, as far as it can: ``let_go`` takes it out of
+        ``pages``. Others make room for no more than the tenant may keep: what its own share has no room for they
+        cannot make."""
 
         def num_new() -> int:
-            return self._all.num_new(tenant, keys)
+            return pages.num_new(tenant, keys)
 
         self._let_go(
             tenant,
             keys,
-            while_own=lambda: num_new() > self._all.own_room(tenant),
-            while_any=lambda: min(num_new(), self._all.own_room(tenant)) > self._all.common_room,
+            let_go,
+            while_own=lambda: num_new() > pages.own_room(tenant),
+            while_any=lambda: min(num_new(), pages.own_room(tenant)) > pages.common_room,
         )
-        return num_new()
 
     def _let_go(
-        self, tenant: str, keys: Sequence[str], *, while_own: Callable[[], bool], while_any: Callable[[], bool]
+        self,
+        tenant: str,
+        keys: Sequence[str],
+        let_go: Callable[[Iterable[Prefix]], object],
+        *,
+        while_own: Callable[[], bool],
+        while_any: Callable[[], bool],
     ) -> None:
         """Let go of what was retained first: of the tenant ``while_own``, of all ``while_any``. What begins the chain
         that this is done for goes last: its pages would be new then."""
@@ -301,7 +330,7 @@ class Told:
         retained.sort(key=lambda one: _is_one_chain(one.keys, keys))
         own = [one for one in retained if one.tenant == tenant]
         left = (one for one in retained if (one.tenant, one.keys[-1]) in self._prefixes)
-        self._drop(chain(takewhile(lambda _: while_own(), own), takewhile(lambda _: while_any(), left)))
+        let_go(chain(takewhile(lambda _: while_own(), own), takewhile(lambda _: while_any(), left)))
 
     def _too_much(self, tenant: str, num_new: int) -> str:
         most, num_kept = self._all.most_of_tenant, self._all.num_of(tenant)

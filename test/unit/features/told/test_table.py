@@ -86,6 +86,30 @@ def test_pin_when_there_is_more_of_it_than_the_pool_keeps_then_the_arena_alone_k
     assert len(rig.kept) == 94 and rig.in_pool == set(chain("small", 4))
 
 
+def test_pool_when_its_share_is_used_then_what_was_retained_first_leaves_it_and_stays_elsewhere() -> None:
+    rig = Rig(num_pages=1000, pool_pages=100)
+    rig.told.retain("t", chain("a", 6), 10.0)
+    rig.told.retain("t", chain("b", 6), 10.0)
+    assert rig.in_pool == {*chain("b", 6)}
+    rig.told.pin("t", chain("pin", 5), 10.0)
+    assert rig.in_pool == {*chain("pin", 5)}
+    rig.told.retain("t", chain("c", 5), 10.0)
+    rig.told.retain("t", chain("d", 6), 10.0)
+    assert rig.in_pool == {*chain("pin", 5), *chain("c", 5)}, "beside the pin there is no room for it"
+    assert len(rig.kept) == 6 + 6 + 5 + 5 + 6 and [one.is_in_pool for one in rig.told].count(True) == 2
+
+
+def test_pool_when_all_tenants_have_used_theirs_then_the_oldest_of_any_leaves_it_and_of_a_chain_its_own_last() -> None:
+    rig = Rig(num_pages=1000, pool_pages=100)
+    rig.told.retain("grows", chain("g", 4), 10.0)
+    for number in range(4):
+        rig.told.retain(f"t{number}", chain(f"t{number}", 10), 10.0)
+    rig.told.pin("t4", chain("t4", 6), 10.0)
+    rig.told.retain("grows", chain("g", 8), 10.0)
+    others = [chain(f"t{number}", 10) for number in (1, 2, 3)]
+    assert rig.in_pool == {*chain("g", 8), *itertools.chain(*others), *chain("t4", 6)}
+
+
 def test_retain_when_the_budget_is_used_then_the_oldest_retained_makes_room_and_no_pin_does() -> None:
     rig = Rig()
     rig.told.pin("t", chain("pin", 4), 10.0)
