@@ -64,7 +64,8 @@ class Told:
     """One rank's.
 
     Args:
-        kept, kept_in_pool: read by those who evict.
+        kept, kept_in_pool, ends_in_pool: read by those who evict; the last has the last key of each prefix in the
+            pool.
         sizes: pages that the largest tier of the node has room for, and the rank's pool; the arena may grow.
         share: of either, for a tenant.
         changed: told of pages that are kept from now on, and of those that are not any more.
@@ -75,6 +76,7 @@ class Told:
         self,
         kept: set[str],
         kept_in_pool: set[str],
+        ends_in_pool: set[str],
         *,
         sizes: Callable[[], tuple[int, int]],
         share: float,
@@ -82,6 +84,7 @@ class Told:
         clock: Callable[[], float],
     ) -> None:
         self._all, self._pool = TenantPages(kept), TenantPages(kept_in_pool)
+        self._ends_in_pool = ends_in_pool
         self._pinned, self._pinned_in_pool = TenantPages(set()), TenantPages(set())
         self._sizes = sizes
         self._share = share
@@ -253,6 +256,8 @@ class Told:
         for pages in self._where_kept(new):
             pages.keep(new.tenant, new.keys)
         self._drop(superfluous)
+        if new.is_in_pool:
+            self._ends_in_pool.add(new.keys[-1])
         self._prefixes[new.tenant, new.keys[-1]] = new
         self._num_prefixes[new.tenant] += 1
         self._num_keys[new.tenant] += len(new.keys)
@@ -276,6 +281,7 @@ class Told:
             if one.is_in_pool:
                 one.is_in_pool = False
                 self._pool.let_go(one.tenant, one.keys)
+                self._ends_in_pool.discard(one.keys[-1])
 
     def _drop(self, prefixes: Iterable[Prefix]) -> int:
         """They are kept no longer; they may be chosen one after the other. How many they were."""
@@ -290,6 +296,7 @@ class Told:
                 del self._num_prefixes[one.tenant], self._num_keys[one.tenant]
             for pages in self._where_kept(one):
                 pages.let_go(one.tenant, one.keys)
+            self._ends_in_pool.discard(one.keys[-1])
             gone += self._all.let_go(one.tenant, one.keys)
         if gone:
             self._changed([], gone)

@@ -79,6 +79,7 @@ class Rank:
         self.kinds, self.cache, self.counters = parts.kinds, parts.cache, parts.setup.counters
         self.demand, self.dropped = parts.demand, parts.dropped
         self.kept_in_pool = parts.setup.points.kept_in_pool
+        self.ends_in_pool = parts.setup.points.ends_in_pool
         self.owners = parts.setup.points.owners
         self.layer_done_counter = parts.layer_wait
         self.arena_events = parts.setup.arena_events

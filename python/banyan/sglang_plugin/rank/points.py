@@ -114,7 +114,8 @@ class Points:
         partner: who has a part in requests beside this rank, for a kind of pages.
         attach: each is given the rank that was put together.
         owners: who asks whose pages are whose, for all kinds of pages.
-        kept: keys of pages that go last from the arena; ``kept_in_pool``: from the rank's pool. They change.
+        kept: keys of pages that go last from the arena; ``kept_in_pool``: from the rank's pool, where
+            ``ends_in_pool`` are the last ones of what is kept as one. They change.
     """
 
     kinds: list[TakeApart] = field(default_factory=list)
@@ -124,6 +125,7 @@ class Points:
     owners: Owners = field(default_factory=Owners)
     kept: set[str] = field(default_factory=set)
     kept_in_pool: set[str] = field(default_factory=set)
+    ends_in_pool: set[str] = field(default_factory=set)
 
     def take_apart(self, components: set[Any], params: Any) -> RankPools:
         """The pools of this rank by kind. Refuses those that nobody knows."""

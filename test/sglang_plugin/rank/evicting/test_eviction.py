@@ -120,6 +120,7 @@ def rig(monkeypatch, request):
         dropped=Dropped(),
         counters=Counters(),
         kept_in_pool=set(),
+        ends_in_pool=set(),
     )
     eviction.after_init_cache_linker(None, cache, linker)
     return cache, elsewhere, linker
@@ -353,6 +354,11 @@ def page_keys(cache, node):
     return [*core.get_prefix_hash_values(node), *core.get_hash_values(node)]
 
 
+def keep(linker, keys):
+    linker.kept_in_pool.update(keys)
+    linker.ends_in_pool.add(keys[-1])
+
+
 def test_evict_when_a_prefix_is_kept_then_it_outlives_ten_times_the_pool_and_goes_once_it_is_not(rig):
     cache, _, linker = rig
     node = cache.insert_as_sglang(prompt(0))
@@ -403,8 +409,22 @@ def test_evict_when_all_is_kept_then_it_goes_all_the_same_and_the_walk_ends(rig)
 
 def test_insert_when_the_beginning_of_a_prompt_is_kept_then_the_rest_of_it_goes_alone(rig):
     cache, _, linker = rig
-    linker.kept_in_pool.update(page_keys(cache, cache.insert(prompt(0, 16)))[:4])
+    keys = page_keys(cache, cache.insert(prompt(0, 16)))
     cache.evict(100 * PAGE)
+    keep(linker, keys[:4])
     cache.insert_as_sglang(prompt(0, 16))
+    assert cache.evict(12 * PAGE) == 12 * PAGE
+    assert cache.num_held(prompt(0, 16)) == 4 * PAGE
+
+
+def test_insert_when_more_is_kept_for_less_time_behind_a_beginning_that_is_kept_then_that_stays_longer(rig):
+    cache, _, linker = rig
+    keys = page_keys(cache, cache.insert(prompt(0, 16)))
+    cache.evict(100 * PAGE)
+    keep(linker, keys[:4])
+    keep(linker, keys[:14])
+    cache.insert_as_sglang(prompt(0, 16))
+    linker.kept_in_pool.difference_update(keys[4:])
+    linker.ends_in_pool.remove(keys[13])
     assert cache.evict(12 * PAGE) == 12 * PAGE
     assert cache.num_held(prompt(0, 16)) == 4 * PAGE

@@ -17,11 +17,13 @@ class Rig:
     def __init__(self, *, num_pages: int = 100, pool_pages: int = 100, share: float = 0.1) -> None:
         self.kept: set[str] = set()
         self.in_pool: set[str] = set()
+        self.ends: set[str] = set()
         self.in_store: set[str] = set()
         self.now_s = 0.0
         self.told = Told(
             self.kept,
             self.in_pool,
+            self.ends,
             sizes=lambda: (num_pages, pool_pages),
             share=share,
             changed=self.changed,
@@ -445,6 +447,7 @@ def test_table_when_told_at_random_then_budgets_hold_and_all_that_is_kept_is_som
         prefixes = list(rig.told)
         assert rig.kept == rig.in_store == {key for one in prefixes for key in one.keys}
         assert rig.in_pool == {key for one in prefixes if one.is_in_pool for key in one.keys}
+        assert rig.ends == {one.keys[-1] for one in prefixes if one.is_in_pool}
         for other in "tuvwxyz":
             of_tenant = {key for one in prefixes if one.tenant == other for key in one.keys}
             assert len(of_tenant) <= 40 and len(of_tenant & rig.in_pool) <= 16

@@ -56,6 +56,7 @@ class ToldRank(Attachment):
         self._told = Told(
             points.kept,
             points.kept_in_pool,
+            points.ends_in_pool,
             sizes=self._sizes,
             share=rank.kinds.full.config.told_share,
             changed=self._changed,

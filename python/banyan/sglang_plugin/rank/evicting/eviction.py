@@ -9,7 +9,8 @@ A leaf goes as a whole. So once pages have had to go, long runs of new pages are
 by a match that ends where the split shall be, as the match of another prompt would.
 
 Leaves that end with a page that is kept are passed over while there is another one, and go last, the oldest first: so
-a page that is kept makes no request wait. The prefix that is kept ends a node of its own.
+a page that is kept makes no request wait. Each prefix that is kept ends a node of its own, so what is kept for longer
+than what continues it does not go with that.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ def after_init_cache_linker(result: None, cache: Any, linker: Any) -> None:
         page_tokens=cache.page_size,
         num_frames=linker.num_frames,
         kept=linker.kept_in_pool,
+        ends=linker.ends_in_pool,
         has_enough=lambda: allocator.has_what_it_needs,
     )
 
@@ -113,7 +115,7 @@ class VictimChoice:
         copies_of: where else the pages of keys lie.
         shares: what a page costs to have again.
         num_frames: of the rank's pool.
-        kept: keys of pages that go last; it changes.
+        kept: keys of pages that go last; ``ends``: those with which a prefix ends that is kept. They change.
         has_enough: whether nothing that is kept has to go.
     """
 
@@ -129,10 +131,11 @@ class VictimChoice:
         page_tokens: int,
         num_frames: int,
         kept: Container[str],
+        ends: Container[str],
         has_enough: Callable[[], bool],
     ) -> None:
         self._core = core
-        self._kept, self._has_enough = kept, has_enough
+        self._kept, self._ends, self._has_enough = kept, ends, has_enough
         self._spared: list[Any] = []
         self._has_spared_gone = False
         self._copies_of = copies_of
@@ -169,7 +172,7 @@ class VictimChoice:
         if result.rotation_tail_declined:
             return
         page = self._page_tokens
-        if self._kept and (num_behind := self._num_behind_kept(result.last_device_node)):
+        for num_behind in self._behind_kept(result.last_device_node) if self._kept else ():
             node_at(key[: (len(key) // page - num_behind) * page])
         if not self._counters.num_evicted_pages:
             return
@@ -259,11 +262,11 @@ class VictimChoice:
         self._chosen = Leaf(step.node_id, self._core.get_last_hash_value(step.node_id), None, math.inf)
         return step
 
-    def _num_behind_kept(self, node: int) -> int:
-        """How many pages of a node come behind its leading ones that are kept; 0 where none of them is."""
+    def _behind_kept(self, node: int) -> list[int]:
+        """How many pages of a node come behind each prefix that is kept and ends within it."""
         keys = self._core.get_hash_values(node)
-        num_kept = sum(1 for _ in takewhile(self._kept.__contains__, keys))
-        return len(keys) - num_kept if num_kept else 0
+        kept = takewhile(self._kept.__contains__, keys[:-1])
+        return [len(keys) - place for place, key in enumerate(kept, 1) if key in self._ends]
 
     def _uncovers(self, node: int) -> bool:
         if node not in self._stretches:
