@@ -34,7 +34,8 @@ class Rig:
         self.said = []
         to_tokenizer = SimpleNamespace(send_output=lambda output, asked: self.said.append(output))
         self.scheduler = SimpleNamespace(
-            ipc_channels=SimpleNamespace(send_to_tokenizer=to_tokenizer), tree_cache=SimpleNamespace()
+            ipc_channels=SimpleNamespace(send_to_tokenizer=to_tokenizer),
+            tree_cache=SimpleNamespace(banyan_victims=object(), match_prefix=lambda params: None),
         )
 
     def tell(self, action, ids=IDS, **more):
@@ -76,6 +77,14 @@ def test_pin_when_told_then_its_whole_pages_are_kept_for_its_tenant_alone_until_
     assert rig.tell("release", cache_salt="a")["num_prefixes"] == 1
     assert not rig.rank.kept_in_pool
     assert rig.rank.state()["told"]["num_prefixes"] == 0
+
+
+def test_pin_when_sglang_chooses_what_leaves_the_pool_then_nobody_is_told_that_the_pool_keeps_it(rig):
+    del rig.scheduler.tree_cache.banyan_victims
+    assert rig.tell("pin")["num_pages"] == 3
+    assert [one["in_pool"] for one in rig.tell("list", None)["prefixes"]] == [False]
+    told = rig.rank.state()["told"]
+    assert (told["num_pages"], told["num_pool_pages"]) == (3, 0) and not rig.rank.kept_in_pool
 
 
 def test_release_when_pages_are_kept_no_more_then_the_arena_hears_which(with_arena, monkeypatch):

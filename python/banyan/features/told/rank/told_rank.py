@@ -51,6 +51,8 @@ class ToldRank(Attachment):
         global _at
         self._rank = rank
         self._is_stopped = False
+        self._pool_keeps = False
+        """Whether what leaves the pool is chosen by what is kept. Known with the first command."""
         self._num_untold = 0
         self._names = (f"told {number}" for number in itertools.count())
         self._told = Told(
@@ -77,6 +79,7 @@ class ToldRank(Attachment):
             raise Refused("this rank has stopped to share")
         if command.action is Action.LIST:
             return {"prefixes": self._listed(command)}
+        self._pool_keeps = getattr(cache, "banyan_victims", None) is not None
         page_tokens = self._rank.page_tokens
         keys = requests.page_keys(
             command.input_ids, page_tokens, extra_key=command.extra_key, cache_salt=command.cache_salt
@@ -122,7 +125,7 @@ class ToldRank(Attachment):
 
     def _split_pool(self, command: Command, cache: Any, num_pages: int) -> None:
         """Have what is kept end a node of SGLang's tree, where the pool's victims are Banyan's."""
-        if not num_pages or getattr(cache, "banyan_victims", None) is None:
+        if not (num_pages and self._pool_keeps):
             return
         num_tokens = num_pages * self._rank.page_tokens + requests.tokens_ahead()
         key = RadixKey(
@@ -136,7 +139,7 @@ class ToldRank(Attachment):
 
     def _sizes(self) -> tuple[int, int]:
         pool_pages = self._rank.num_frames
-        return max(pool_pages, self._rank.kinds.node_pages[1]), pool_pages
+        return max(pool_pages, self._rank.kinds.node_pages[1]), pool_pages if self._pool_keeps else 0
 
     def _changed(self, came: list[str], gone: list[str]) -> None:
         for kind in self._rank.kinds:
