@@ -66,7 +66,8 @@ class Told:
     Args:
         kept, kept_in_pool, ends_in_pool: read by those who evict; the last has the last key of each prefix in the
             pool.
-        sizes: pages that the largest tier of the node has room for, and the rank's pool; the arena may grow.
+        sizes: pages that the largest tier of the node may come to have room for, and those that the rank's pool has; 0
+            where it keeps nothing.
         share: of either, for a tenant.
         changed: told of pages that are kept from now on, and of those that are not any more.
         clock: seconds.

@@ -202,6 +202,11 @@ class Kind:
         pools = self.member_slots.peers if self.config.fetches and self.access.shares_pool else ()
         return [*pools, *(self.member_slots.arenas if self._has_part(self._arena) else ())]
 
+    @property
+    def most_arena_frames(self) -> int:
+        """That this rank's part of the arena may come to have: of one that grows, not all have memory now."""
+        return 0 if self._arena is None else self._arena.num_frames
+
     def _has_part(self, arena: Arena | None) -> bool:
         """Whether pages of this rank have a part of the arena to go to: its own, or its keeper's."""
         return self.config.has_arena and (arena is not None or not self.member_slots.is_keeper)

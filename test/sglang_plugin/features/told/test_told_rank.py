@@ -128,6 +128,14 @@ def test_budget_when_a_tenant_makes_up_salts_and_extra_keys_then_it_has_one_budg
     assert rig.listed(**makes(0)) == [("pin", 3 * PAGE)], "each salt lists its own"
 
 
+def test_budget_when_the_arena_has_yet_to_grow_then_it_is_of_all_that_it_may_have_as_at_every_rank(monkeypatch):
+    rig = Rig(monkeypatch, None)
+    full = rig.rank.kinds.full
+    assert full.tier.residency.num_frames < full.most_arena_frames
+    most = int(0.25 * full.most_arena_frames * len(full.member_slots.with_peers))
+    assert rig.rank.state()["told"]["most_pages_of_tenant"] == most > 0.25 * rig.rank.num_frames
+
+
 def test_list_when_others_have_told_more_since_then_it_has_what_is_kept(rig, monkeypatch):
     monkeypatch.setattr(told_rank, "MOST_LISTED", 1)
     rig.tell("pin", cache_salt="a")

@@ -138,8 +138,10 @@ class ToldRank(Attachment):
     # ---- what it keeps -----------------------------------------------------------------------------------------
 
     def _sizes(self) -> tuple[int, int]:
-        pool_pages = self._rank.num_frames
-        return max(pool_pages, self._rank.kinds.node_pages[1]), pool_pages if self._pool_keeps else 0
+        full, pool_pages = self._rank.kinds.full, self._rank.num_frames
+        # Of an arena that grows, all that it may have: ranks have grown theirs by different amounts.
+        arena_pages = full.most_arena_frames * len(full.member_slots.with_peers)
+        return max(pool_pages, arena_pages), pool_pages if self._pool_keeps else 0
 
     def _changed(self, came: list[str], gone: list[str]) -> None:
         for kind in self._rank.kinds:
