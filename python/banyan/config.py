@@ -218,7 +218,7 @@ class Config:
         "--banyan-told-share",
         TIERS,
         """Share of a tier for the pages that the cache is told to keep for one tenant (pin, retain); those of all
-        tenants together may take half of it. 0: nothing is kept.""",
+        tenants together may take half of it, and 262,144 pages at most. 0: nothing is kept.""",
         metavar="SHARE",
         parse=float,
         check=told_share_of,
