@@ -130,6 +130,8 @@ def test_pin_when_over_the_budget_or_malformed_then_one_line_and_the_server_goes
     hints = {"protocol_version": "1", "message_id": "m", "actions": [action("pin", {"input_ids": ids})]}
     code, said = told.refusal("/generate", {**told.client.body(prompt("told", 40)), "kv_hints": hints})
     assert code == 400 and "kv_hints: pin: 250 pages more" in said
+    hints["actions"] = [action("retain", {"input_ids": [1, 2]}), action("prefetch", {"input_ids": [1, 2]})]
+    told.post("/generate", {**told.client.body(prompt("told", 40)), "kv_hints": hints})
     code, said = told.refusal(PATH, {"action": "demote", "input_ids": ids + ids})
     assert code == 400 and "8000 tokens, the model takes 4096 at most" in said
     assert told.refusal(PATH, {"action": "pin", "input_ids": [1, -1]})[0] == 400

@@ -50,6 +50,9 @@ class Sglang:
     def auto_create_handle_loop(self):
         pass
 
+    async def tell(self, command):
+        return await telling_ranks.tell(self, command, telling_ranks.deadline_s(telling_ranks.TIMEOUT_S))
+
     async def dumper_control(self, asked):
         self.told.append(asked.body)
         return [
@@ -77,7 +80,11 @@ def manager(monkeypatch):
     return made
 
 
-def ask(manager, *actions, tokenized=None, **more):
+async def nothing():
+    pass
+
+
+def ask(manager, *actions, meanwhile=nothing, **more):
     """A request with these actions comes."""
     listed = [
         {"action_id": "a", "action_type": kind, "action_version": version, "payload": payload}
@@ -92,7 +99,9 @@ def ask(manager, *actions, tokenized=None, **more):
         return tokenized
 
     async def run():
+        other = asyncio.ensure_future(meanwhile())
         assert await hooked(TOKENIZE, original)(manager, obj) is tokenized
+        await other
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
@@ -146,11 +155,43 @@ def test_pin_when_one_rank_alone_refuses_then_400_with_its_line_and_the_others_t
     assert [(body["action"], body["takes_back"]) for body in manager.told] == [("pin", None), ("release", "pin")]
 
 
-def test_retain_when_one_rank_alone_refuses_then_the_others_take_it_back(manager):
+def test_retain_when_one_rank_alone_refuses_then_the_others_take_it_back_and_the_request_goes_on(manager):
     manager.refuses = ["", "this rank has stopped to share"]
-    with pytest.raises(BadRequest, match="stopped"):
-        ask(manager, ("retain", "1", {}))
+    ask(manager, ("retain", "1", {}))
     assert [(body["action"], body["takes_back"]) for body in manager.told] == [("retain", None), ("release", "retain")]
+
+
+@pytest.mark.parametrize("action", ["retain", "prefetch", "demote", "release"])
+def test_action_when_it_is_no_pin_and_ranks_refuse_it_then_it_is_passed_over_and_counted(manager, monkeypatch, action):
+    monkeypatch.setattr(telling_ranks, "_num_untold", 0)
+    manager.refuses = ["there is no arena"] * 2
+    ask(manager, (action, "1", {}), (action, "1", {}))
+    manager.refuses = ["", ""]
+    ask(manager, ("pin", "1", {}))
+    assert [(body["action"], body["num_untold"]) for body in manager.told] == [(action, 0), (action, 1), ("pin", 1)]
+    with pytest.raises(BadRequest, match=f"kv_hints: {action}: ttl_s"):
+        ask(manager, (action, "1", {"ttl_s": 0}))
+
+
+def test_actions_when_ranks_are_in_a_long_step_then_a_request_waits_little_for_all_but_pins(manager, monkeypatch):
+    monkeypatch.setattr(hints, "WISHES_WAIT_S", 0.02)
+    monkeypatch.setattr(telling_ranks, "_num_untold", 0)
+    answers = asyncio.Event()
+
+    async def slow(asked):
+        manager.told.append(asked.body)
+        await answers.wait()
+        return [DumperControlReqOutput(success=True, response=[{"num_pages": 1}], error="")]
+
+    monkeypatch.setattr(manager, "dumper_control", slow)
+
+    async def step_ends():
+        await asyncio.sleep(0.2)
+        answers.set()
+
+    wished = [(kind, "1", {"input_ids": [7]}) for kind in ("prefetch", "retain")]
+    ask(manager, *wished, ("pin", "1", {}), meanwhile=step_ends)
+    assert [(body["action"], body["num_untold"]) for body in manager.told] == [("prefetch", 0), ("pin", 2)]
 
 
 def test_actions_when_each_takes_its_time_then_their_request_waits_no_longer_than_for_one(manager, monkeypatch):
@@ -188,9 +229,8 @@ class SlowSglang(Sglang):
         await all_that_can_run()
 
     def begin(self, salt, action="list"):
-        return asyncio.ensure_future(
-            telling_ranks.tell(self, Command.of({"action": action, "input_ids": [1], "cache_salt": salt}))
-        )
+        command = Command.of({"action": action, "input_ids": [1], "cache_salt": salt})
+        return asyncio.ensure_future(self.tell(command))
 
 
 def test_prefetch_when_a_rank_has_not_heard_of_all_pages_then_the_answer_is_of_one_that_has():
@@ -199,7 +239,7 @@ def test_prefetch_when_a_rank_has_not_heard_of_all_pages_then_the_answer_is_of_o
             found = [{"num_pages": 3, "num_pages_found": num_pages} for num_pages in (1, 3, 2)]
             return [DumperControlReqOutput(success=True, response=[said]) for said in found]
 
-    told = telling_ranks.tell(BehindWithNews(), Command.of({"action": "prefetch", "input_ids": [1]}))
+    told = BehindWithNews().tell(Command.of({"action": "prefetch", "input_ids": [1]}))
     assert asyncio.run(told) == {"num_pages": 3, "num_pages_found": 3}
 
 
@@ -294,7 +334,7 @@ def test_wishes_when_there_are_too_many_under_way_then_what_comes_on_top_is_coun
     manager, monkeypatch
 ):
     monkeypatch.setattr(hints, "MOST_WISHES", 0)
-    monkeypatch.setattr(hints, "_num_untold", 0)
+    monkeypatch.setattr(telling_ranks, "_num_untold", 0)
     hints._ttl_s.set(300.0)
     try:
         with monkeypatch.context() as overloaded:

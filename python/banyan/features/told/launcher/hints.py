@@ -2,8 +2,9 @@
 """What requests tell the cache: actions of SGLang's ``kv_hints``, and ``cache_control`` of Messages.
 
 An action is about the request's own prompt, or about the one whose tokens it names; in either case it is of the
-request's tenant. It is done before the request goes to a rank. ``cache_control`` is a wish: nobody waits for it, and
-what is over the budget is not kept.
+request's tenant. It is done before the request goes to a rank. A pin that is refused fails its request. The other
+actions are wishes: what of them cannot be done, or not soon, is passed over and counted. ``cache_control`` is a wish
+that nobody waits for, and what is over the budget is not kept.
 """
 
 from __future__ import annotations
@@ -13,24 +14,25 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextvars import ContextVar
 from typing import Any
 
-import msgspec
-
 from banyan.features.told.cache_control import ttl_s_of
 from banyan.features.told.command import ACTION_VERSION, Action, Command
-from banyan.features.told.launcher.telling_ranks import check, deadline_s, tell, wish
+from banyan.features.told.launcher import telling_ranks
+from banyan.features.told.launcher.telling_ranks import check, deadline_s, pass_over, tell, wish
+from banyan.features.told.table import Refused
 from banyan.routing.conversation import name_of
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.launcher.prompt_tokens import is_only_asked_about
 from banyan.sglang_plugin.prompt_refusals import BadRequest
 
 ACTIONS = frozenset(Action) - {Action.LIST}
+WISHES_WAIT_S = 1.0
+"""A request waits no longer for all that it says but pins. Ranks answer between two steps, and a step that computes a
+long prompt takes seconds: what they were told is done all the same, what waits for its turn is passed over."""
 MOST_WISHES = 64
 """Of ``cache_control``, on their way to the ranks at once. What comes on top is not told, but counted."""
 
 _ttl_s: ContextVar[float | None] = ContextVar("banyan_cache_control_ttl", default=None)
 _wishes: set[asyncio.Task[None]] = set()
-_num_untold = 0
-"""Wishes that were not told since the last that was."""
 
 
 async def around_handle_messages(
@@ -48,17 +50,21 @@ async def around_tokenize_one_request(original: Callable[..., Awaitable[Any]], m
     """A request's tokens are known: tell the ranks what it says of them.
 
     Raises:
-        BadRequest: for a malformed action, and where a rank refuses it.
+        BadRequest: for a malformed action, and where a rank refuses a pin.
     """
     tokenized = await original(manager, obj)
     if not runtime.is_sharing() or is_only_asked_about():
         return tokenized
-    until_s = deadline_s()
+    pins_until_s, wishes_until_s = deadline_s(telling_ranks.TIMEOUT_S), deadline_s(WISHES_WAIT_S)
     for action, payload in _said(obj):
+        is_pin = action == Action.PIN
         try:
-            await tell(manager, _command(action, payload, tokenized, manager), until_s)
+            command = _command(action, payload, tokenized, manager)
+            await tell(manager, command, pins_until_s if is_pin else wishes_until_s)
         except ValueError as error:
-            raise BadRequest(f"kv_hints: {action}: {error}") from error
+            if is_pin or not isinstance(error, Refused):
+                raise BadRequest(f"kv_hints: {action}: {error}") from error
+            pass_over()
     ttl_s = _ttl_s.get()
     if ttl_s is not None and _is_known_by_tokens(tokenized):
         _wish(ttl_s, tokenized, manager)
@@ -66,15 +72,13 @@ async def around_tokenize_one_request(original: Callable[..., Awaitable[Any]], m
 
 
 def _wish(ttl_s: float, tokenized: Any, manager: Any) -> None:
-    global _num_untold
     if len(_wishes) >= MOST_WISHES:
-        _num_untold += 1
+        pass_over()
         return
     try:
         command = _command(Action.RETAIN, {"ttl_s": ttl_s}, tokenized, manager)
     except ValueError:
         return
-    command, _num_untold = msgspec.structs.replace(command, num_untold=_num_untold), 0
     _begin(wish(manager, command))
 
 

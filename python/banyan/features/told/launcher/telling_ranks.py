@@ -7,13 +7,12 @@ taken back at the others.
 Invariants
   1. One command is under way at a time, to its last answer, whether whoever asked still waits or not. SGLang knows
      answers by nothing but their order: those that nobody waited for would be taken for the next command's.
-  2. Whoever waits for an answer waits no longer than ``TIMEOUT_S``, whatever the ranks do, and for one wish at most.
+  2. Whoever waits for an answer waits no longer than he has said, whatever the ranks do, and for one wish at most.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import Any
 
 import msgspec
@@ -24,7 +23,16 @@ from banyan.features.told.table import Refused
 from banyan.sglang_plugin import prompt_refusals
 
 TIMEOUT_S = 60.0
-"""A rank answers between two steps."""
+"""Whoever asks for an answer waits so long. A rank answers between two steps."""
+
+_num_untold = 0
+"""Wishes that were passed over since the last command that was told."""
+
+
+def pass_over() -> None:
+    """Count a wish that is not told, or that the ranks refuse; they hear of it with the next command."""
+    global _num_untold
+    _num_untold += 1
 
 
 def check(command: Command, manager: Any) -> None:
@@ -39,21 +47,21 @@ def check(command: Command, manager: Any) -> None:
         raise ValueError(f"input_ids: {len(command.input_ids)} tokens, the model takes {manager.context_len} at most")
 
 
-def deadline_s() -> float:
-    """Until when somebody who begins to wait now waits, by the clock of the event loop."""
-    return asyncio.get_running_loop().time() + TIMEOUT_S
+def deadline_s(wait_s: float) -> float:
+    """Until when somebody who waits so long from now on waits, by the clock of the event loop."""
+    return asyncio.get_running_loop().time() + wait_s
 
 
-async def tell(manager: Any, command: Command, until_s: float | None = None) -> dict[str, Any]:
+async def tell(manager: Any, command: Command, until_s: float) -> dict[str, Any]:
     """Tell all ranks. What the first of them answers, of those that have found most. ``until_s``: the ``deadline_s`` of
-    somebody who tells several commands.
+    whoever tells it.
 
     Raises:
         Refused: with the line of a rank that refuses, or when they do not answer.
     """
     turn = _turn_at(manager)
     try:
-        async with asyncio.timeout_at(deadline_s() if until_s is None else until_s):
+        async with asyncio.timeout_at(until_s):
             await turn.acquire()
             telling = asyncio.ensure_future(_tell(manager, command))
             telling.add_done_callback(lambda told: _is_over(told, turn))
@@ -64,9 +72,11 @@ async def tell(manager: Any, command: Command, until_s: float | None = None) -> 
 
 async def wish(manager: Any, command: Command) -> None:
     """As ``tell``, where nobody asks what becomes of it. Wishes go one by one, before they ask for their turn."""
-    with contextlib.suppress(Refused):
+    try:
         async with _turn_at(manager, "banyan_turn_to_wish"):
-            await tell(manager, command)
+            await tell(manager, command, deadline_s(TIMEOUT_S))
+    except Refused:
+        pass_over()
 
 
 def _turn_at(manager: Any, name: str = "banyan_turn_to_tell") -> asyncio.Lock:
@@ -85,6 +95,8 @@ def _is_over(told: asyncio.Future[dict[str, Any]], turn: asyncio.Lock) -> None:
 
 
 async def _tell(manager: Any, command: Command) -> dict[str, Any]:
+    global _num_untold
+    command, _num_untold = msgspec.structs.replace(command, num_untold=_num_untold), 0
     answers = await _ask(manager, command)
     refusals = [answer.error for answer in answers if not answer.success]
     if not refusals:
