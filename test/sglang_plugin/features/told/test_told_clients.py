@@ -20,6 +20,7 @@ from banyan import faults
 from banyan.config import Config
 from banyan.features.told.command import Command
 from banyan.features.told.launcher import hints, route, telling_ranks
+from banyan.features.told.launcher.telling_ranks import Busy
 from banyan.features.told.table import Refused
 from banyan.routing.cache_path import CACHE_PATH
 from banyan.routing.conversation import name_of
@@ -285,6 +286,43 @@ def test_command_when_a_rank_never_answers_then_everybody_is_told_so_in_time(mon
     asyncio.run(run())
 
 
+def test_command_when_one_tenant_has_many_then_another_ones_waits_for_one_of_them():
+    async def run():
+        sglang = SlowSglang()
+        first = [sglang.begin("many") for _ in range(3)]
+        await all_that_can_run()
+        other = sglang.begin("other")
+        await all_that_can_run()
+        for name in ("many", "other", "many", "many"):
+            await sglang.answer(name)
+        assert await other == {"of": "other"}
+        await asyncio.gather(*first)
+        assert [body["cache_salt"] for body in sglang.told] == ["many", "other", "many", "many"]
+
+    asyncio.run(run())
+
+
+def test_command_when_too_many_wait_then_it_is_refused_at_once_and_those_go_on(monkeypatch):
+    monkeypatch.setattr(telling_ranks, "MOST_WAITING", 4)
+
+    async def run():
+        sglang = SlowSglang()
+        waiting = [sglang.begin(salt) for salt in "aab"]
+        await all_that_can_run()
+        with pytest.raises(Busy, match=r"^3 commands wait for the ranks, 2 of this tenant's"):
+            await sglang.begin("a")
+        waiting.append(sglang.begin("c"))
+        await all_that_can_run()
+        with pytest.raises(Busy, match=r"^4 commands wait"):
+            await sglang.begin("d")
+        for name in "abca":
+            await sglang.answer(name)
+        assert [answer["of"] for answer in await asyncio.gather(*waiting)] == ["a", "a", "b", "c"]
+        assert not telling_ranks._waiting and not telling_ranks._turns_of_tenants
+
+    asyncio.run(run())
+
+
 def test_command_when_many_wishes_were_first_then_it_waits_for_one_of_them():
     async def run():
         sglang = SlowSglang()
@@ -400,6 +438,12 @@ def test_path_when_a_rank_refuses_or_nothing_is_shared_then_409_with_the_line(ma
     assert (answer.status_code, answer.json()["error"]["message"]) == (409, "over the budget")
     monkeypatch.setattr(runtime, "is_sharing", lambda: False)
     assert post({"action": "list"}).status_code == 409
+
+
+def test_path_when_too_many_commands_wait_then_503_with_a_line(manager, monkeypatch):
+    monkeypatch.setattr(telling_ranks, "MOST_WAITING", 0)
+    answer = post({"action": "list"})
+    assert answer.status_code == 503 and "commands wait" in answer.json()["error"]["message"]
 
 
 def test_path_when_the_server_has_tenants_then_only_by_their_router_and_in_front_of_any_salt(

@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 from sglang.srt.entrypoints import http_server
 
 from banyan.features.told.command import Command
-from banyan.features.told.launcher.telling_ranks import TIMEOUT_S, check, deadline_s, tell
+from banyan.features.told.launcher.telling_ranks import TIMEOUT_S, Busy, check, deadline_s, tell
 from banyan.features.told.table import Refused
 from banyan.routing.cache_path import CACHE_PATH
 from banyan.sglang_plugin import runtime
@@ -44,6 +44,8 @@ async def serve(request: Request) -> JSONResponse:
         command = _command(await request.json(), manager)
         command = msgspec.structs.replace(command, cache_salt=tenant_salts.salt_for(request, command.cache_salt))
         return JSONResponse({"action": command.action, **await tell(manager, command, deadline_s(TIMEOUT_S))})
+    except Busy as busy:
+        return _refusal(str(busy), HTTPStatus.SERVICE_UNAVAILABLE)
     except Refused as refused:
         return _refusal(str(refused), HTTPStatus.CONFLICT)
     except ValueError as error:

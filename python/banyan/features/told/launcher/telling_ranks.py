@@ -8,22 +8,35 @@ Invariants
   1. One command is under way at a time, to its last answer, whether whoever asked still waits or not. SGLang knows
      answers by nothing but their order: those that nobody waited for would be taken for the next command's.
   2. Whoever waits for an answer waits no longer than he has said, whatever the ranks do, and for one wish at most.
+  3. No more than ``MOST_WAITING`` commands wait, and of one tenant half as many. A tenant's go one by one before they
+     ask for their turn: nobody waits for more than one of another's.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 from sglang.srt.managers.io_struct import DumperControlReqInput
 
 from banyan.features.told.command import METHOD, Action, Command
 from banyan.features.told.table import Refused
+from banyan.routing.tenant_secret import SALT_CHARS
 from banyan.sglang_plugin import prompt_refusals
 
 TIMEOUT_S = 60.0
 """Whoever asks for an answer waits so long. A rank answers between two steps."""
+
+MOST_WAITING = 256
+"""Commands that somebody waits for in this process, each with its prompt."""
+
+_waiting: Counter[str] = Counter()
+"""Of each tenant that has one."""
+
+_turns_of_tenants: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
 _num_untold = 0
 """Wishes that were passed over since the last command that was told."""
@@ -33,6 +46,10 @@ def pass_over() -> None:
     """Count a wish that is not told, or that the ranks refuse; they hear of it with the next command."""
     global _num_untold
     _num_untold += 1
+
+
+class Busy(Refused):
+    """Too many commands wait: nothing was told."""
 
 
 def check(command: Command, manager: Any) -> None:
@@ -57,17 +74,25 @@ async def tell(manager: Any, command: Command, until_s: float) -> dict[str, Any]
     whoever tells it.
 
     Raises:
+        Busy: when too many commands wait already.
         Refused: with the line of a rank that refuses, or when they do not answer.
     """
-    turn = _turn_at(manager)
+    turn, tenant = _turn_at(manager), (command.cache_salt or command.extra_key or "")[:SALT_CHARS]
+    if _waiting.total() >= MOST_WAITING or _waiting[tenant] >= MOST_WAITING // 2:
+        raise Busy(f"{_waiting.total()} commands wait for the ranks, {_waiting[tenant]} of this tenant's: try later")
+    _waiting[tenant] += 1
     try:
-        async with asyncio.timeout_at(until_s):
+        async with asyncio.timeout_at(until_s), _turns_of_tenants.setdefault(tenant, asyncio.Lock()):
             await turn.acquire()
             telling = asyncio.ensure_future(_tell(manager, command))
             telling.add_done_callback(lambda told: _is_over(told, turn))
             return await asyncio.shield(telling)
     except TimeoutError:
         raise Refused(f"the ranks have not answered within {TIMEOUT_S:g} s, and may still do it") from None
+    finally:
+        _waiting[tenant] -= 1
+        if not _waiting[tenant]:
+            del _waiting[tenant]
 
 
 async def wish(manager: Any, command: Command) -> None:
