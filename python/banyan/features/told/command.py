@@ -7,6 +7,7 @@ A command names a prefix by its tokens, and whose it is by salt and extra key, a
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
@@ -21,6 +22,8 @@ ACTION_VERSION = "1"
 
 DEFAULT_TTL_S = 300.0
 MAX_TTL_S = 86_400.0
+IDS = "i"
+"""Of ``array``: ids of 31 bits."""
 MAX_TEXT = 1024
 """Characters of a salt or an extra key. They are hashed; nobody keeps them."""
 
@@ -80,6 +83,16 @@ class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{field}: {MAX_TEXT} characters at most")
 
     def body(self) -> dict[str, Any]:
-        """As SGLang passes it on."""
+        """As SGLang passes it on: the tokens in one piece, for they go through several processes, schedulers too."""
         body: dict[str, Any] = msgspec.to_builtins(self)
-        return body
+        return {**body, "input_ids": array(IDS, self.input_ids).tobytes()}
+
+    @classmethod
+    def of_passed_on(cls, body: Any) -> Command:
+        """What ``body`` has made; what somebody else has sent this way is read as what somebody says.
+
+        Raises:
+            ValueError: for what is no command.
+        """
+        ids = body.get("input_ids") if isinstance(body, dict) else None
+        return cls.of({**body, "input_ids": array(IDS, ids).tolist()} if isinstance(ids, bytes) else body)

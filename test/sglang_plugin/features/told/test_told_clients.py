@@ -7,6 +7,7 @@ import asyncio
 from types import SimpleNamespace
 
 import httpx
+import msgspec
 import pytest
 from fastapi import FastAPI
 from sglang.srt.entrypoints import http_server
@@ -55,7 +56,7 @@ class Sglang:
         return await telling_ranks.tell(self, command, telling_ranks.deadline_s(telling_ranks.TIMEOUT_S))
 
     async def dumper_control(self, asked):
-        self.told.append(asked.body)
+        self.told.append(msgspec.to_builtins(Command.of_passed_on(asked.body)))
         return [
             DumperControlReqOutput(success=not line, response=[] if line else [{"num_pages": 1}], error=line)
             for line in self.refuses

@@ -29,8 +29,19 @@ def test_command_when_it_is_none_then_refused_naming_the_field(body, said):
 
 def test_command_when_it_is_passed_on_then_the_same():
     command = Command.of({"action": "retain", "input_ids": [5, 6], "ttl_s": 60, "cache_salt": "s", "session": "x"})
-    assert Command.of(command.body()) == command and command.action is Action.RETAIN
+    assert Command.of_passed_on(command.body()) == command and command.action is Action.RETAIN
     assert Command.of({"action": "list"}).input_ids == []
+
+
+@pytest.mark.parametrize("body", [None, [], {}, {"action": "pin", "input_ids": b"abc"}, {"action": "pin"}])
+def test_command_when_what_is_passed_on_is_none_then_refused(body):
+    with pytest.raises(ValueError):
+        Command.of_passed_on(body)
+
+
+def test_command_when_it_has_a_long_prompt_then_its_tokens_are_passed_on_in_one_piece():
+    ids = Command.of({"action": "pin", "input_ids": list(range(10_000))}).body()["input_ids"]
+    assert isinstance(ids, bytes) and len(ids) == 40_000
 
 
 @pytest.mark.parametrize("field", ["cache_salt", "extra_key"])

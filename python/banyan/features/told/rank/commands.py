@@ -35,7 +35,7 @@ def _answer(body: Any, cache: Any) -> DumperControlReqOutput:
     try:
         if rank is None or not runtime.is_sharing():
             raise ValueError("this server shares nothing")
-        return DumperControlReqOutput(success=True, response=[rank.obey(Command.of(body), cache)])
+        return DumperControlReqOutput(success=True, response=[rank.obey(Command.of_passed_on(body), cache)])
     except ValueError as error:
         return DumperControlReqOutput(success=False, response=[], error=str(error))
     except BaseException as error:  # noqa: BLE001 - SGLang, asked in its place, would say that it has been done
