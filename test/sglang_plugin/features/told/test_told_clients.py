@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 
 import httpx
@@ -14,6 +15,7 @@ from sglang.srt.entrypoints import http_server
 from sglang.srt.managers.communicator import FanOutCommunicator
 from sglang.srt.managers.io_struct import DumperControlReqOutput
 from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.plugins import load_plugins
 from test.sglang_plugin.rank.hooked import hooked
 
@@ -43,6 +45,7 @@ class Sglang:
         self.context_len = 4096
         self.tokenizer = SimpleNamespace(encode=self.encode)
         self.refuses, self.told = ["", ""], []
+        self.rid_to_state, self.enable_metrics, self.sent = {}, False, []
 
     def encode(self, text):
         if any("\ud800" <= char <= "\udfff" for char in text):
@@ -51,6 +54,12 @@ class Sglang:
 
     def auto_create_handle_loop(self):
         pass
+
+    def _dispatch_to_scheduler(self, sent):
+        self.sent.append(sent)
+
+    def abort_request(self, rid):
+        TokenizerManager.abort_request(self, rid)
 
     async def tell(self, command):
         return await telling_ranks.tell(self, command, telling_ranks.deadline_s(telling_ranks.TIMEOUT_S))
@@ -86,23 +95,27 @@ async def nothing():
     pass
 
 
-def ask(manager, *actions, meanwhile=nothing, **more):
-    """A request with these actions comes."""
+def hinted(*actions):
     listed = [
         {"action_id": "a", "action_type": kind, "action_version": version, "payload": payload}
         for kind, version, payload in actions
     ]
     envelope = {"protocol_version": "1", "message_id": "m", "actions": listed}
-    obj = SimpleNamespace(kv_hints=decode_kv_hints_envelope(envelope) if actions else None)
-    fields = {"input_ids": [1, 2, 3], "cache_salt": "s", "extra_key": None, "mm_inputs": None, "lora_id": None, **more}
-    tokenized = SimpleNamespace(**fields)
+    return SimpleNamespace(kv_hints=decode_kv_hints_envelope(envelope) if actions else None, rid="r")
 
-    async def original(manager, obj):
-        return tokenized
+
+async def tokenize(manager, obj, **more):
+    fields = {"input_ids": [1, 2, 3], "cache_salt": "s", "extra_key": None, "mm_inputs": None, "lora_id": None}
+    return SimpleNamespace(**fields | more)
+
+
+def ask(manager, *actions, meanwhile=nothing, **more):
+    """A request with these actions comes."""
 
     async def run():
         other = asyncio.ensure_future(meanwhile())
-        assert await hooked(TOKENIZE, original)(manager, obj) is tokenized
+        tokenized = await hooked(TOKENIZE, partial(tokenize, **more))(manager, hinted(*actions))
+        assert tokenized.input_ids == [1, 2, 3]
         await other
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -208,6 +221,32 @@ def test_actions_when_each_takes_its_time_then_their_request_waits_no_longer_tha
     with pytest.raises(BadRequest, match=r"^kv_hints: pin: the ranks have not answered within"):
         ask(manager, *[("pin", "1", {"input_ids": [number]}) for number in range(1, 11)])
     assert len(manager.told) < 5
+
+
+@pytest.mark.parametrize("is_sent", [True, False], ids=["the request is sent", "it fails before"])
+def test_request_when_it_is_aborted_while_ranks_are_told_then_the_abort_is_sent_behind_it(
+    manager, monkeypatch, is_sent
+):
+    monkeypatch.setattr(hints, "ABORT_LOOK_PERIOD_S", 0.001)
+    manager.rid_to_state["r"] = state = SimpleNamespace(dispatched=False, abort_sent=False)
+
+    async def aborted(asked):
+        manager.abort_request("r")
+        return [DumperControlReqOutput(success=True, response=[{"num_pages": 1}], error="")]
+
+    monkeypatch.setattr(manager, "dumper_control", aborted)
+
+    async def run():
+        await hooked(TOKENIZE, tokenize)(manager, hinted(("pin", "1", {})))
+        await asyncio.sleep(0.01)
+        assert [one.rid for one in manager.sent] == ["r"], "to ranks that do not know it"
+        state.dispatched = is_sent
+        if not is_sent:
+            del manager.rid_to_state["r"]
+        await asyncio.sleep(0.05)
+
+    asyncio.run(run())
+    assert len(manager.sent) == 1 + is_sent and state.abort_sent
 
 
 async def all_that_can_run():

@@ -10,7 +10,7 @@ that nobody waits for, and what is over the budget is not kept.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -28,6 +28,7 @@ ACTIONS = frozenset(Action) - {Action.LIST}
 WISHES_WAIT_S = 1.0
 """A request waits no longer for all that it says but pins. Ranks answer between two steps, and a step that computes a
 long prompt takes seconds: what they were told is done all the same, what waits for its turn is passed over."""
+ABORT_LOOK_PERIOD_S = 0.01
 MOST_WISHES = 64
 """Of ``cache_control``, on their way to the ranks at once. What comes on top is not told, but counted."""
 
@@ -55,8 +56,19 @@ async def around_tokenize_one_request(original: Callable[..., Awaitable[Any]], m
     tokenized = await original(manager, obj)
     if not runtime.is_sharing() or is_only_asked_about():
         return tokenized
+    said = list(_said(obj))
+    if said:
+        await _tell_in_turn(said, tokenized, manager)
+        _heed_abort(obj.rid, manager)
+    ttl_s = _ttl_s.get()
+    if ttl_s is not None and _is_known_by_tokens(tokenized):
+        _wish(ttl_s, tokenized, manager)
+    return tokenized
+
+
+async def _tell_in_turn(said: Sequence[tuple[str, dict[str, Any]]], tokenized: Any, manager: Any) -> None:
     pins_until_s, wishes_until_s = deadline_s(telling_ranks.TIMEOUT_S), deadline_s(WISHES_WAIT_S)
-    for action, payload in _said(obj):
+    for action, payload in said:
         is_pin = action == Action.PIN
         try:
             command = _command(action, payload, tokenized, manager)
@@ -65,10 +77,24 @@ async def around_tokenize_one_request(original: Callable[..., Awaitable[Any]], m
             if is_pin or not isinstance(error, Refused):
                 raise BadRequest(f"kv_hints: {action}: {error}") from error
             pass_over()
-    ttl_s = _ttl_s.get()
-    if ttl_s is not None and _is_known_by_tokens(tokenized):
-        _wish(ttl_s, tokenized, manager)
-    return tokenized
+
+
+def _heed_abort(rid: str, manager: Any) -> None:
+    """An abort that came meanwhile has gone to ranks that did not know the request, and SGLang sends no second one:
+    have it sent behind the request, so that its rank ends it."""
+    state = manager.rid_to_state.get(rid)
+    if state is not None and state.abort_sent:
+        _abort_once_sent(rid, state, manager)
+
+
+def _abort_once_sent(rid: str, state: Any, manager: Any) -> None:
+    if manager.rid_to_state.get(rid) is not state:
+        return
+    if not state.dispatched:
+        asyncio.get_running_loop().call_later(ABORT_LOOK_PERIOD_S, _abort_once_sent, rid, state, manager)
+        return
+    state.abort_sent = False
+    manager.abort_request(rid)
 
 
 def _wish(ttl_s: float, tokenized: Any, manager: Any) -> None:
