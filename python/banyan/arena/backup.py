@@ -7,9 +7,9 @@ Invariants
   3. What is offered is queued until the next poll, and sent then in one copy: to wake the copy thread takes longer
      than all else. No more than ``max_pages`` are on their way; the rest stays queued. Nothing waits. What has left
      the pool by then, and what is more than ``MAX_QUEUED_PAGES``, is dropped and counted. What found no frame goes
-     behind the others, which wait with it: one look walks past all that is held once. The queue is looked at again
-     once a frame is free, with the next offer, and every ``LOOK_AGAIN_S``: nobody tells when a page can be evicted
-     again.
+     behind the others, which wait with it: one look walks past all that is held once. Where frames are there for one
+     owner and not for another, only those of the same owner wait with it. The queue is looked at again once a frame is
+     free, with the next offer, and every ``LOOK_AGAIN_S``: nobody tells when a page can be evicted again.
   4. No page takes a frame from those of its own chain that come before it, as far as the chain was offered together.
 
 A page: queued -> copying -> resident, or passed over, or dropped. One thread calls; the copies have their own.
@@ -29,6 +29,9 @@ from banyan.telemetry import Counters
 
 MAX_QUEUED_PAGES = 1 << 16
 """Names remembered of pages that wait for their turn: a few megabytes."""
+
+MOST_PASSED_OVER = 1024
+"""Chains that one look passes over, since their owners had no frame: the scheduler waits."""
 
 LOOK_AGAIN_S = 1.0
 """A look takes two lookups for each chain that waits: not in every step."""
@@ -148,9 +151,15 @@ class Backup:
 
     def _lease(self, loads: list[tuple[Lease, array[int]]], sent: list[_Sent]) -> None:
         """What one copy is to bring; all that is claimed for it is in ``sent``."""
+        without_frames: set[str] = set()
+        num_passed = 0
         for _ in range(len(self._queue)):
-            if len(self._on_their_way) >= self._max_pages:
+            if len(self._on_their_way) >= self._max_pages or num_passed >= MOST_PASSED_OVER:
                 break
+            if without_frames and self._residency.owner_of(self._queue[0].keys) in without_frames:
+                self._queue.rotate(-1)
+                num_passed += 1
+                continue
             chain = self._queue.popleft()
             self._num_queued -= len(chain.keys)
             claimed = self._claimed(chain)
@@ -158,7 +167,11 @@ class Backup:
                 continue
             found, moved = claimed
             if not moved.frames:
-                break
+                owner = self._residency.owner_of(chain.keys)
+                if owner is None:
+                    break
+                without_frames.add(owner)
+                continue
             sent.append(moved)
             lease = self._peers.lease(found, moved.keys)
             if lease is None:

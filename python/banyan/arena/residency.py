@@ -146,6 +146,10 @@ class Residency:
             watch.taken(claimed)
         return claimed
 
+    def owner_of(self, keys: Sequence[str]) -> str | None:
+        """For whom ``claim`` finds frames where it may find none for others; None: it finds the same for all."""
+        return None
+
     def publish(self, frames: Sequence[int], keys: Sequence[str]) -> None:
         """The claimed ``frames`` hold the complete pages of ``keys``, in the order of the prefix: publish them.
 

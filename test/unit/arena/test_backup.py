@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -35,6 +35,7 @@ class Host:
         max_pages: int = 100,
         page_bytes: int = PAGE_BYTES,
         block: BlockGeometry = BLOCK,
+        make_residency: Callable[[FrameTable, int], Residency] = Residency,
     ) -> None:
         self.block = block
         self.rank = Rank(rank_table, slot, page_bytes=page_bytes)
@@ -45,7 +46,7 @@ class Host:
             rank_table, member_slot, NAMESPACE, self.memory, num_frames, table, block.frame_bytes
         )
         self.view = Peers(rank_table, None, member_slot, NAMESPACE, table, self.memory, block.frame_bytes)
-        self.residency = Residency(self.frame_table, num_frames)
+        self.residency = make_residency(self.frame_table, num_frames)
         self.counters = Counters()
         self.backup = Backup(
             residency=self.residency,

@@ -53,6 +53,9 @@ class SharedResidency(Residency):
         self._owners.take(self._claimant, claimed)
         return claimed
 
+    def owner_of(self, keys: Sequence[str]) -> str:
+        return self._whose(keys)
+
     def publish(self, frames: Sequence[int], keys: Sequence[str]) -> None:
         super().publish(frames, keys)
         # The others were abandoned: their pages were resident already.
