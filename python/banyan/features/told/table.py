@@ -22,10 +22,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, takewhile
 
 from banyan.config import MOST_TOLD_SHARE
+from banyan.features.told.prefix import Prefix, is_one_chain, takes_in
 from banyan.features.told.tenant_pages import TenantPages
 from banyan.latest import Latest
 
@@ -44,20 +44,6 @@ MOST_LATEST = 64
 
 class Refused(ValueError):
     """What is not kept: one line."""
-
-
-@dataclass(slots=True, eq=False)
-class Prefix:
-    """``tenant``: who pays for it. ``keys``: of its pages. ``is_pin``: it does not make room. ``space``: what its keys
-    begin with; a tenant may have several."""
-
-    tenant: str
-    keys: Sequence[str]
-    is_pin: bool
-    expires_s: float
-    session: str | None
-    space: str = ""
-    is_in_pool: bool = False
 
 
 class Told:
@@ -180,7 +166,7 @@ class Told:
 
     def release(self, tenant: str, keys: Sequence[str]) -> int:
         """Keep nothing any more of what begins a chain, or continues it; how many prefixes that were."""
-        return self._drop([one for one in self if one.tenant == tenant and _is_one_chain(one.keys, keys)])
+        return self._drop([one for one in self if one.tenant == tenant and is_one_chain(one.keys, keys)])
 
     def close(self, session: str) -> list[Prefix]:
         """A session is over: what was kept for it is kept no longer."""
@@ -252,7 +238,7 @@ class Told:
         new.is_in_pool = num_new <= self._pinned_in_pool.room(new.tenant)
         if new.is_in_pool:
             self._make_room(self._pool, new.tenant, new.keys, self._leave_pool)
-        superfluous = [one for one in self if _takes_in(new, one)]
+        superfluous = [one for one in self if takes_in(new, one)]
         came = self._all.keep(new.tenant, new.keys)
         for pages in self._where_kept(new):
             pages.keep(new.tenant, new.keys)
@@ -335,7 +321,7 @@ class Told:
         if not (while_own() or while_any()):
             return
         retained = [one for one in self if not one.is_pin]
-        retained.sort(key=lambda one: _is_one_chain(one.keys, keys))
+        retained.sort(key=lambda one: is_one_chain(one.keys, keys))
         own = [one for one in retained if one.tenant == tenant]
         left = (one for one in retained if (one.tenant, one.keys[-1]) in self._prefixes)
         let_go(chain(takewhile(lambda _: while_own(), own), takewhile(lambda _: while_any(), left)))
@@ -357,21 +343,3 @@ class Told:
             f"{self._num_prefixes[tenant]} prefixes of the tenant's and {len(self)} of all tenants are pinned, and "
             f"that is the most: {self._most_of_tenant} and {MOST_PREFIXES}, or fewer of long prompts: release some"
         )
-
-
-def _is_one_chain(keys: Sequence[str], others: Sequence[str]) -> bool:
-    """Whether one begins the other: the key of a page stands for all before it."""
-    last = min(len(keys), len(others)) - 1
-    return keys[last] == others[last]
-
-
-def _takes_in(new: Prefix, old: Prefix) -> bool:
-    """Whether the one that is told now makes the other superfluous."""
-    if new.tenant != old.tenant or len(old.keys) > len(new.keys) or not _is_one_chain(old.keys, new.keys):
-        return False
-    return len(old.keys) == len(new.keys) or (
-        (new.is_pin or not old.is_pin)
-        and (new.is_in_pool or not old.is_in_pool)
-        and new.expires_s >= old.expires_s
-        and new.session == old.session
-    )

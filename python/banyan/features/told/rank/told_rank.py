@@ -19,7 +19,8 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from banyan.arena.page_source import all_that_is_found
 from banyan.features.told.command import Action, Command
-from banyan.features.told.table import Prefix, Refused, Told
+from banyan.features.told.prefix import Prefix
+from banyan.features.told.table import Refused, Told
 from banyan.routing.tenant_secret import SALT_CHARS
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.page_hash import namespace_seed
