@@ -8,8 +8,10 @@ synced: what a power cut leaves of it does not verify, and is removed. Files tha
 from __future__ import annotations
 
 import errno
+import importlib.metadata
 import mmap
 import os
+import re
 import resource
 import sys
 import time
@@ -38,6 +40,9 @@ FIRST_PAUSE_S, LAST_PAUSE_S = 20e-6, 1e-3
 """Between two looks at a transfer."""
 FLAG = "--banyan-store"
 CHUNK_BYTES = 1 << 20
+LEAST_VERSION = (1, 5, 1)
+"""Before it, a transfer that fails leaves the rest of its reads under way, and they write to memory that has an owner
+again."""
 UNREADABLE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EILSEQ, errno.ENODATA)
 """What the system says of a file whose bytes are lost."""
 
@@ -46,16 +51,20 @@ def new_agent(name: str) -> Any:
     """A NIXL agent with its POSIX plugin.
 
     Raises:
-        ValueError: where either is not there, with the way out.
+        ValueError: where either is not there or too old, with the way out.
     """
     try:
         # Its log goes to stdout as that is when it is imported, and stdout is for answers.
         with redirect_stdout(sys.stderr):
             from nixl._api import nixl_agent, nixl_agent_config
+        # `nixl` stands for the package that fits the machine: nixl-cu12, nixl-cu13 or another.
+        version = importlib.metadata.version(nixl_agent.__module__.partition(".")[0])
+        if tuple(map(int, re.findall(r"\d+", version)[:3])) < LEAST_VERSION:
+            raise ImportError(f"{version} goes on writing to memory when a read has failed")
         agent: Any = nixl_agent(name, nixl_agent_config(backends=[]))
         agent.create_backend("POSIX", {})
     except ImportError as error:
-        raise ValueError(f"NIXL is not installed ({error}): {WAY_OUT}, or name the folder as file://") from error
+        raise ValueError(f"NIXL is missing or too old ({error}): {WAY_OUT}, or name the folder as file://") from error
     except Exception as error:
         # NIXL's errors have nothing in common but this.
         raise ValueError(f"NIXL has no POSIX plugin ({error!r}): {WAY_OUT}, or use file://") from error

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import errno
+import importlib.metadata
 import os
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -72,6 +75,29 @@ def planted(files: NixlFiles, name: str = NAME) -> Path:
 def read(files: NixlFiles) -> list[bool]:
     with files.reading([NAME]) as reading:
         return reading.load([Transfer(0, 0, [Iovec(0, VALUE_BYTES)])])
+
+
+@pytest.mark.parametrize(("version", "is_taken"), [("1.5.0", False), ("1.5.1", True), ("1.10.0", True), ("2.0", True)])
+def test_agent_when_its_nixl_is_older_than_failed_reads_that_end_then_refused_with_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, version: str, is_taken: bool
+) -> None:
+    class Played:
+        __module__ = "nixl_cu12._api"
+
+        def __init__(self, name: str, config: object) -> None: ...
+
+        def create_backend(self, name: str, options: object) -> None: ...
+
+    api = ModuleType("nixl._api")
+    vars(api).update(nixl_agent=Played, nixl_agent_config=lambda backends: None)
+    monkeypatch.setitem(sys.modules, "nixl", ModuleType("nixl"))
+    monkeypatch.setitem(sys.modules, "nixl._api", api)
+    monkeypatch.setattr(importlib.metadata, "version", {"nixl_cu12": version}.__getitem__)
+    if is_taken:
+        nixl_files.new_agent("agent")
+    else:
+        with pytest.raises(ValueError, match=r"1\.5\.0 goes on .* pip install .*nixl==1\.5\.1"):
+            nixl_files.new_agent("agent")
 
 
 def test_value_when_nixl_fails_for_a_moment_then_its_file_stays(agent: Agent, tmp_path: Path) -> None:
