@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -41,6 +42,10 @@ pub struct Faults {
     pub block: u64,
     /// At this operation it fails.
     pub panic: u64,
+    /// At this operation the file system is mounted anew: files that are open by then answer nothing but ENOTCONN.
+    pub remount: u64,
+    /// From this operation on the file system is only read.
+    pub readonly: u64,
 }
 
 impl Faults {
@@ -62,6 +67,8 @@ impl Faults {
                 "cut" => faults.cut = value,
                 "block" => faults.block = value,
                 "panic" => faults.panic = value,
+                "remount" => faults.remount = value,
+                "readonly" => faults.readonly = value,
                 _ => return Err(format!("there is no fault {name:?}")),
             }
         }
@@ -111,6 +118,8 @@ pub struct FaultyDevice {
     dice: Dice,
     num_ops: u64,
     files: Vec<Option<Arc<File>>>,
+    /// Of the files, so many are of a mount that is gone.
+    num_dead: usize,
     unsynced: HashMap<FileId, Vec<Unsynced>>,
     pushed: Vec<Op>,
     hanging: Vec<(Instant, Op)>,
@@ -139,6 +148,7 @@ impl FaultyDevice {
             faults,
             num_ops: 0,
             files: Vec::new(),
+            num_dead: 0,
             unsynced: HashMap::new(),
             pushed: Vec::new(),
             hanging: Vec::new(),
@@ -155,6 +165,16 @@ impl FaultyDevice {
             std::thread::sleep(HANG);
         }
         assert_ne!(self.num_ops, self.faults.panic, "a fault on purpose");
+        if self.num_ops == self.faults.remount {
+            self.num_dead = self.files.len();
+            self.unsynced.clear();
+        }
+        if (op.file.0 as usize) < self.num_dead {
+            return Err(io::Error::from_raw_os_error(libc::ENOTCONN));
+        }
+        if self.is_read_only() && !matches!(op.action, Action::Read(_)) {
+            return Err(io::Error::from_raw_os_error(libc::EROFS));
+        }
         if self.dice.one_in(self.faults.eio) {
             if matches!(op.action, Action::Sync) {
                 self.lose_unsynced(op.file);
@@ -172,6 +192,10 @@ impl FaultyDevice {
             }
             Action::Read(_) => self.read(op),
         }
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.faults.readonly > 0 && self.num_ops >= self.faults.readonly
     }
 
     fn write(&mut self, op: Op, spans: Spans) {
@@ -322,6 +346,12 @@ impl Device for FaultyDevice {
     }
 
     fn add_file(&mut self, file: Arc<File>) -> io::Result<FileId> {
+        // SAFETY: a system call on a descriptor that the caller has.
+        let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
+        if self.is_read_only() && flags & libc::O_ACCMODE != libc::O_RDONLY {
+            // As opening it would have been answered.
+            return Err(io::Error::from_raw_os_error(libc::EROFS));
+        }
         self.files.push(Some(file));
         Ok(FileId(self.files.len() as u32 - 1))
     }

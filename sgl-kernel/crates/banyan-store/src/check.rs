@@ -362,6 +362,19 @@ mod tests {
     use crate::format::{Identity, Kind, NO_PARENT, Record};
 
     #[test]
+    fn record_when_the_mount_is_away_as_it_is_read_then_not_taken_for_damaged() {
+        for (errno, is_damage) in [
+            (libc::ENOTCONN, false),
+            (libc::ESTALE, false),
+            (libc::EACCES, false),
+            (libc::EIO, true),
+        ] {
+            let done = lasting::<()>(Err(io::Error::from_raw_os_error(errno)));
+            assert_eq!(done.is_ok(), is_damage, "{errno}");
+        }
+    }
+
+    #[test]
     fn record_when_its_header_names_another_number_of_layers_then_it_does_not_verify() {
         let geometry = Geometry::new(&[4096; 2]).unwrap();
         let identity = Identity {

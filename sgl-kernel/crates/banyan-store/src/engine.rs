@@ -16,6 +16,7 @@ use banyan_shm::memory::SharedMemory;
 use crate::buffer::{AlignedBytes, BufferPool};
 use crate::device::{Completion, Device, FileId, Span, Token};
 use crate::directory::ShelfId;
+use crate::error::is_of_mount;
 use crate::files::Files;
 use crate::geometry::{BLOCK_BYTES, Geometry};
 use crate::pacing::Load;
@@ -43,7 +44,7 @@ pub struct Engine {
     shared: Arc<Shared>,
     device: Box<dyn Device>,
     files: Files,
-    /// Shelves whose files are let go of when no read is of them.
+    /// Shelves whose files are let go of when no read is of them, and no write.
     left: Vec<ShelfId>,
     /// None where another namespace is only read.
     writer: Option<Writer>,
@@ -208,7 +209,8 @@ impl Engine {
     fn leave_files(&mut self) {
         for shelf in std::mem::take(&mut self.left) {
             let index = self.shared.lock().catalog.shelf_index(shelf);
-            if self.jobs.iter().flatten().any(|job| job.is_of(index)) {
+            let is_written = self.shared.own_shelf == Some(shelf) && !self.writer_rests();
+            if is_written || self.jobs.iter().flatten().any(|job| job.is_of(index)) {
                 self.left.push(shelf);
             } else {
                 self.files.forget(&mut *self.device, shelf);
@@ -284,6 +286,9 @@ impl Engine {
 
     /// How many bytes were read.
     fn on_completion(&mut self, done: Completion) -> usize {
+        if done.result.as_ref().is_err_and(is_of_mount) {
+            self.open_anew(done.token);
+        }
         match whose(done.token) {
             Whose::Read(slot) => self.on_read(slot, done.result),
             Whose::Writer(token) => {
@@ -293,12 +298,32 @@ impl Engine {
         }
     }
 
+    /// Files that were open when the mount went away do not come back with it: those of a failed operation's shelf are left.
+    fn open_anew(&mut self, token: Token) {
+        let shelf = match whose(token) {
+            Whose::Writer(_) => self.shared.own_shelf,
+            Whose::Read(slot) => self.transfers[slot].as_ref().map(|transfer| {
+                let state = self.shared.lock();
+                state.catalog.shelf_id(transfer.planned.hit.shelf)
+            }),
+        };
+        if let Some(shelf) = shelf
+            && !self.left.contains(&shelf)
+        {
+            self.left.push(shelf);
+        }
+    }
+
     // ---- sleep -------------------------------------------------------------------------------------------------
 
     fn is_quiet(&self) -> bool {
+        self.num_reads() == 0 && self.writer_rests()
+    }
+
+    fn writer_rests(&self) -> bool {
         let rests =
             |writer: &Writer| !writer.has_writes() && !writer.is_busy() && !writer.has_batch();
-        self.num_reads() == 0 && self.writer.as_ref().is_none_or(rests)
+        self.writer.as_ref().is_none_or(rests)
     }
 
     fn patience(&self, is_closing: bool) -> Duration {

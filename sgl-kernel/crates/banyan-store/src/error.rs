@@ -31,11 +31,15 @@ impl StoreError {
     pub fn is_no_space(&self) -> bool {
         matches!(self, Self::System { cause, .. } if is_no_space(cause))
     }
+
+    pub fn is_denied(&self) -> bool {
+        matches!(self, Self::System { cause, .. } if cause.kind() == io::ErrorKind::PermissionDenied)
+    }
 }
 
 /// Whether an error is of the moment: it says nothing about what was to be read.
 pub fn passes(error: &io::Error) -> bool {
-    matches!(
+    let is_of_process = matches!(
         error.raw_os_error(),
         Some(
             libc::EMFILE
@@ -45,6 +49,24 @@ pub fn passes(error: &io::Error) -> bool {
                 | libc::EAGAIN
                 | libc::EINTR
                 | libc::ETIMEDOUT
+        )
+    );
+    is_of_process || is_of_mount(error)
+}
+
+/// Whether an error is the mount's: what serves it is away or has started again, credentials have run out, or it is only read any more.
+/// A file that was open before may answer so for good, and one that is opened anew not.
+pub fn is_of_mount(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(
+            libc::ENOTCONN
+                | libc::ECONNABORTED
+                | libc::ESTALE
+                | libc::ENODEV
+                | libc::EHOSTDOWN
+                | libc::EACCES
+                | libc::EROFS
         )
     )
 }

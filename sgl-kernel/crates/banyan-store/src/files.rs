@@ -2,7 +2,7 @@
 //! Segment files: made, opened and handed to the device.
 //!
 //! Invariants
-//! * One descriptor for each segment in this process, shared by reads and writes.
+//! * One descriptor for each segment in this process, shared by reads and writes; a second one where a drive could only be read.
 //! * A segment is allocated to its full length before it gets its name, so that running out of space shows here.
 
 use std::collections::HashMap;
@@ -24,7 +24,7 @@ use crate::owned::{self, Way, sync_directory};
 /// tmpfs and ramfs, as statfs(2) knows them.
 const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Use {
     Reading,
     Writing,
@@ -32,7 +32,7 @@ pub enum Use {
 
 #[derive(Default)]
 pub struct Files {
-    open: HashMap<(ShelfId, u32), FileId>,
+    open: HashMap<(ShelfId, u32, Use), FileId>,
 }
 
 impl Files {
@@ -44,18 +44,20 @@ impl Files {
         (shelf, segment): (ShelfId, u32),
         purpose: Use,
     ) -> io::Result<FileId> {
-        if let Some(file) = self.open.get(&(shelf, segment)) {
+        // Who may write may read.
+        let open = [Use::Writing, purpose].map(|way| self.open.get(&(shelf, segment, way)));
+        if let Some(file) = open.into_iter().flatten().next() {
             return Ok(*file);
         }
         let path = stripe.segment(shelf, segment);
         let (file, _) = open_direct(&path, purpose)?;
         let file = device.add_file(Arc::new(file))?;
-        self.open.insert((shelf, segment), file);
+        self.open.insert((shelf, segment, purpose), file);
         Ok(file)
     }
 
     pub fn forget(&mut self, device: &mut dyn Device, shelf: ShelfId) {
-        self.open.retain(|(owner, _), file| {
+        self.open.retain(|(owner, ..), file| {
             if *owner == shelf {
                 device.remove_file(*file);
             }

@@ -57,7 +57,9 @@ fn adopt(stripe: &Stripe, wanted: &Wanted<'_>) -> Result<Option<(Recovered, Hold
             Ok(None) => {}
             Ok(taken) => return Ok(taken),
             // It says nothing about the shelf, which would be the first to go.
-            Err(error) if error.passes() || error.is_no_space() => return Err(error),
+            Err(error) if !error.is_denied() && (error.passes() || error.is_no_space()) => {
+                return Err(error);
+            }
             // One that cannot be read is nobody's reason not to start.
             Err(error) => pass_over(shelf, &error),
         }
@@ -704,14 +706,16 @@ mod tests {
         let scratch = Scratch::new();
         let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
         let [ours, _] = idle(&stripe, [1; 4], 1);
-        let of_the_moment = stripe.clone();
-        // The thread ends with its filter.
-        let reclaimed = std::thread::spawn(move || {
-            refuse(libc::SYS_pread64, libc::ENOMEM);
-            reclaim_one(&of_the_moment, ours, [1; 4]).unwrap()
-        });
-        assert!(!reclaimed.join().unwrap());
-        assert_eq!(stripe.shelves().unwrap().len(), 2);
+        for errno in [libc::ENOMEM, libc::ESTALE, libc::ENOTCONN] {
+            let of_the_moment = stripe.clone();
+            // The thread ends with its filter.
+            let reclaimed = std::thread::spawn(move || {
+                refuse(libc::SYS_pread64, errno);
+                reclaim_one(&of_the_moment, ours, [1; 4]).unwrap()
+            });
+            assert!(!reclaimed.join().unwrap());
+            assert_eq!(stripe.shelves().unwrap().len(), 2);
+        }
     }
 
     #[test]

@@ -56,11 +56,14 @@ impl Engine {
         } else {
             Use::Reading
         };
-        let stripe = &self.shared.stripe;
-        let file = self
-            .files
-            .get(stripe, &mut *self.device, (shelf, segment), purpose)?;
-        Ok((file, offset))
+        let (stripe, device) = (&self.shared.stripe, &mut *self.device);
+        let mut open = |purpose| self.files.get(stripe, device, (shelf, segment), purpose);
+        let file = match open(purpose) {
+            // It takes nothing any more, and may be read as before.
+            Err(error) if error.raw_os_error() == Some(libc::EROFS) => open(Use::Reading),
+            opened => opened,
+        };
+        Ok((file?, offset))
     }
 
     fn start_transfer(&mut self, index: usize, planned: Planned) {
