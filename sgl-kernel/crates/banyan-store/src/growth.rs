@@ -79,13 +79,18 @@ pub fn segment_cost(segmenting: &Segmenting) -> u64 {
     segmenting.file_bytes() + lines
 }
 
+/// What a shelf of so many segments counts.
+pub fn cost_of(segmenting: &Segmenting, num_segments: usize) -> u64 {
+    let segments = segment_cost(segmenting).saturating_mul(num_segments as u64);
+    MANIFEST_BYTES.saturating_add(segments)
+}
+
 /// What a whole shelf counts.
 pub fn shelf_cost(stripe: &Stripe, shelf: ShelfId) -> Result<u64> {
     let segments = stripe.segments(shelf)?;
     // One that cannot be read is no reason not to grow.
     if let Ok(Some(follower)) = Follower::open(&stripe.shelf(shelf, 0)) {
-        let cost = segment_cost(&follower.header.segmenting());
-        return Ok(MANIFEST_BYTES.saturating_add(cost.saturating_mul(segments.len() as u64)));
+        return Ok(cost_of(&follower.header.segmenting(), segments.len()));
     }
     // Without a manifest only the files themselves are there.
     let bytes = segments.iter().map(|segment| {

@@ -177,7 +177,7 @@ fn recover(
         }
     }
     let num_bad = named.len() - segments.len();
-    let num_lost = shrink(stripe, wanted, &segmenting, &mut segments)?;
+    let num_lost = shrink(stripe, wanted, &header, &mut segments)?;
     let mut entries = tenants.into_entries();
     let num_known = entries.len();
     // They are sorted.
@@ -256,24 +256,42 @@ fn continue_log(follower: &Follower) -> Result<(fs::File, u64)> {
     Ok((file, follower.offset()))
 }
 
-/// Takes segments off the end until the store is within its limits; how many went.
+/// Takes segments off the end until the writer is within its share, and the store within its quota: that is for idle shelves of others
+/// before. How many went.
 fn shrink(
     stripe: &Stripe,
     wanted: &Wanted<'_>,
-    segmenting: &crate::geometry::Segmenting,
+    header: &FileHeader,
     segments: &mut Vec<u32>,
 ) -> Result<usize> {
-    let cost = growth::segment_cost(segmenting);
-    let mut used = growth::store_cost(stripe)?;
-    let before = segments.len();
-    while !segments.is_empty()
-        && (used > wanted.limits.quota_bytes
-            || cost.saturating_mul(segments.len() as u64) > wanted.limits.share_bytes)
-    {
-        segments.pop();
-        used = used.saturating_sub(cost);
+    let (segmenting, before) = (header.segmenting(), segments.len());
+    let most = wanted.limits.share_bytes / growth::segment_cost(&segmenting);
+    segments.truncate(most as usize);
+    while !segments.is_empty() {
+        let own_cost = growth::cost_of(&segmenting, segments.len());
+        let used = own_cost.saturating_add(cost_of_others(stripe, wanted, header.shelf)?);
+        if used <= wanted.limits.quota_bytes {
+            break;
+        }
+        let made_room = reclaim_one(stripe, header.shelf, wanted.namespace, Whose::Others);
+        if !made_room.unwrap_or(false) {
+            segments.pop();
+        }
     }
     Ok(before - segments.len())
+}
+
+/// What all shelves but one count. Those of its namespace are cut to a share when their writers start.
+fn cost_of_others(stripe: &Stripe, wanted: &Wanted<'_>, own: ShelfId) -> Result<u64> {
+    let mut sum = 0_u64;
+    for shelf in stripe.shelves()?.into_iter().filter(|shelf| *shelf != own) {
+        let cost = growth::shelf_cost(stripe, shelf)?;
+        sum = sum.saturating_add(match whose(stripe, shelf, wanted.namespace) {
+            Ok(Whose::Ours) => cost.min(wanted.limits.share_bytes),
+            _ => cost,
+        });
+    }
+    Ok(sum)
 }
 
 fn restore(state: &mut State, recovered: &Recovered) -> Result<()> {
@@ -314,32 +332,42 @@ fn remove_leftovers(stripe: &Stripe, shelf: ShelfId) -> Result<()> {
 
 /// Whose an idle shelf is, as they make room one after the other.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Whose {
+pub enum Whose {
     Others,
     /// It cannot be read.
     Unknown,
     Ours,
 }
 
-/// Makes room for `own` in a shelf whose writer is gone. Those of another namespace go segment by segment, the one with the most next:
-/// shards whose pages make one keep the same ones. Then whole ones go, of our own namespace last. False when there is none. Call under
-/// the store's lock.
-pub fn reclaim_one(stripe: &Stripe, own: ShelfId, namespace: Namespace) -> Result<bool> {
+fn whose(stripe: &Stripe, shelf: ShelfId, namespace: Namespace) -> Result<Whose> {
+    match Follower::open(&stripe.shelf(shelf, 0)) {
+        Ok(Some(found)) if (found.header.shelf, found.header.namespace) == (shelf, namespace) => {
+            Ok(Whose::Ours)
+        }
+        Ok(_) => Ok(Whose::Others),
+        // It says nothing about the shelf.
+        Err(error) if error.passes() => Err(error),
+        Err(_) => Ok(Whose::Unknown),
+    }
+}
+
+/// Makes room for `own` in a shelf whose writer is gone, no later than those of `last`. Those of another namespace go segment by segment,
+/// the one with the most next: shards whose pages make one keep the same ones. Then whole ones go, of our own namespace last. False when
+/// there is none. Call under the store's lock.
+pub fn reclaim_one(
+    stripe: &Stripe,
+    own: ShelfId,
+    namespace: Namespace,
+    last: Whose,
+) -> Result<bool> {
     let mut candidates = Vec::new();
     for shelf in stripe.shelves()?.into_iter().filter(|shelf| *shelf != own) {
-        let whose = match Follower::open(&stripe.shelf(shelf, 0)) {
-            Ok(Some(found))
-                if (found.header.shelf, found.header.namespace) == (shelf, namespace) =>
-            {
-                Whose::Ours
-            }
-            Ok(_) => Whose::Others,
-            // It says nothing about the shelf.
-            Err(error) if error.passes() => continue,
-            Err(_) => Whose::Unknown,
-        };
-        let num_segments = stripe.segments(shelf)?.len();
-        candidates.push((whose, Reverse(num_segments), shelf));
+        if let Ok(whose) = whose(stripe, shelf, namespace)
+            && whose <= last
+        {
+            let num_segments = stripe.segments(shelf)?.len();
+            candidates.push((whose, Reverse(num_segments), shelf));
+        }
     }
     candidates.sort_unstable();
     let mut problem = Ok(false);
@@ -412,13 +440,17 @@ mod tests {
     use crate::testing::{Scratch, age, record, refuse};
 
     fn opened(stripe: &Stripe) -> (Opened, State) {
+        opened_within(stripe, 1 << 30, 1 << 30)
+    }
+
+    fn opened_within(stripe: &Stripe, quota_bytes: u64, share_bytes: u64) -> (Opened, State) {
         let geometry = Geometry::new(&[4096]).unwrap();
         let wanted = Wanted {
             namespace: [1; 4],
             geometry: &geometry,
             limits: Limits {
-                quota_bytes: 1 << 30,
-                share_bytes: 1 << 30,
+                quota_bytes,
+                share_bytes,
                 floor_bytes: 0,
             },
             places_per_segment: 4,
@@ -464,7 +496,7 @@ mod tests {
         let own_shelf = own.header.shelf;
         assert!(own_shelf != shelf && ours.shelves().unwrap().len() == 3);
         assert!(ours.is_in_use(shelf).unwrap() && ours.is_in_use(just_made).unwrap());
-        assert!(!reclaim_one(&ours, own_shelf, namespace).unwrap());
+        assert!(!reclaim_one(&ours, own_shelf, namespace, Whose::Ours).unwrap());
         assert!(remove_idle(&ours, None).unwrap().is_empty());
         let refused = remove_idle(&ours, Some(shelf)).unwrap_err().to_string();
         assert!(refused.contains("in use"), "{refused}");
@@ -644,7 +676,7 @@ mod tests {
             segments.iter().sum::<usize>()
         };
         for left in [5, 4] {
-            assert!(reclaim_one(&stripe, 0, [2; 4]).unwrap());
+            assert!(reclaim_one(&stripe, 0, [2; 4], Whose::Ours).unwrap());
             assert_eq!(num_left(), left);
         }
         for shelf in shelves {
@@ -655,13 +687,45 @@ mod tests {
         let (_living, state) = opened(&stripe);
         assert_eq!(state.counters.adopted_pages, 2);
         for _ in 0..2 {
-            assert!(reclaim_one(&stripe, 0, [2; 4]).unwrap());
+            assert!(reclaim_one(&stripe, 0, [2; 4], Whose::Ours).unwrap());
         }
         // One has a writer now.
         assert_eq!(num_left(), 2);
-        assert!(reclaim_one(&stripe, 0, [2; 4]).unwrap());
+        assert!(reclaim_one(&stripe, 0, [2; 4], Whose::Ours).unwrap());
         assert!(!stripe.shelves().unwrap().contains(&ours));
-        assert!(!reclaim_one(&stripe, 0, [2; 4]).unwrap());
+        assert!(!reclaim_one(&stripe, 0, [2; 4], Whose::Ours).unwrap());
+    }
+
+    #[test]
+    fn shelf_when_a_lower_quota_is_exceeded_as_its_writer_starts_then_idle_ones_of_others_make_room()
+     {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let [theirs] = idle(&stripe, [2; 4], 3);
+        let [ours] = idle(&stripe, [1; 4], 3);
+        let num_left = || [ours, theirs].map(|shelf| stripe.segments(shelf).unwrap().len());
+        let lowered = || growth::store_cost(&stripe).unwrap() - 1;
+        let (living, state) = opened_within(&stripe, lowered(), 1 << 30);
+        assert_eq!((num_left(), state.counters.adopted_pages), ([3, 2], 3));
+        drop(living);
+        // Nobody else can make any.
+        let _theirs = stripe.try_hold_shelf(theirs).unwrap().unwrap();
+        let (_living, state) = opened_within(&stripe, lowered(), 1 << 30);
+        assert_eq!((num_left(), state.counters.adopted_pages), ([2, 2], 2));
+    }
+
+    #[test]
+    fn shelves_of_a_server_when_its_quota_is_halved_then_each_keeps_half() {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let shelves: [ShelfId; 8] = idle(&stripe, [1; 4], 4);
+        let found = Follower::open(&stripe.shelf(shelves[0], 0)).unwrap();
+        let segmenting = found.unwrap().header.segmenting();
+        let quota_bytes = 8 * growth::cost_of(&segmenting, 2);
+        let share_bytes = 2 * growth::segment_cost(&segmenting);
+        let living = shelves.map(|_| opened_within(&stripe, quota_bytes, share_bytes));
+        let num_adopted = living.map(|(_, state)| state.counters.adopted_pages);
+        assert_eq!(num_adopted, [2; 8]);
     }
 
     #[test]
@@ -673,14 +737,14 @@ mod tests {
         let path = stripe.segment(shelf, 2);
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
-        reclaim_one(&stripe, 0, [2; 4]).unwrap_err();
+        reclaim_one(&stripe, 0, [2; 4], Whose::Ours).unwrap_err();
         fs::remove_dir(&path).unwrap();
         assert_eq!(check(&stripe, Treatment::Check).unwrap().num_records, 2);
         // The filter ends with its thread.
         std::thread::scope(|scope| {
             let full = || {
                 refuse(libc::SYS_fsync, libc::ENOSPC);
-                reclaim_one(&stripe, 0, [2; 4]).unwrap()
+                reclaim_one(&stripe, 0, [2; 4], Whose::Ours).unwrap()
             };
             assert!(scope.spawn(full).join().unwrap());
         });
@@ -695,9 +759,9 @@ mod tests {
         let [unreadable, _] = idle(&stripe, [1; 4], 1);
         let manifest = stripe.shelf(unreadable, 0).join("manifest-1");
         fs::set_permissions(manifest, fs::Permissions::from_mode(0o666)).unwrap();
-        assert!(reclaim_one(&stripe, 0, [2; 4]).unwrap());
+        assert!(reclaim_one(&stripe, 0, [2; 4], Whose::Ours).unwrap());
         assert_eq!(stripe.shelves().unwrap(), [unreadable]);
-        assert!(reclaim_one(&stripe, 0, [2; 4]).unwrap());
+        assert!(reclaim_one(&stripe, 0, [2; 4], Whose::Ours).unwrap());
         assert!(stripe.shelves().unwrap().is_empty());
     }
 
@@ -711,7 +775,7 @@ mod tests {
             // The thread ends with its filter.
             let reclaimed = std::thread::spawn(move || {
                 refuse(libc::SYS_pread64, errno);
-                reclaim_one(&of_the_moment, ours, [1; 4]).unwrap()
+                reclaim_one(&of_the_moment, ours, [1; 4], Whose::Ours).unwrap()
             });
             assert!(!reclaimed.join().unwrap());
             assert_eq!(stripe.shelves().unwrap().len(), 2);

@@ -12,7 +12,7 @@ use crate::files::{NoSegment, create_segment};
 use crate::format::FileHeader;
 use crate::growth::{self, Limits, Refusal, Space, may_grow};
 use crate::marks::Mark;
-use crate::opening::reclaim_one;
+use crate::opening::{Whose, reclaim_one};
 use crate::shared::Shared;
 use crate::state::Outcome;
 
@@ -201,7 +201,8 @@ impl Growth {
                             Err(NoSegment::Failed(error)) => Err(NoGrowth::Failed(error)),
                         };
                     }
-                    Err(Refusal::Quota) if reclaim_one(stripe, self.header.shelf, namespace)? => {}
+                    Err(Refusal::Quota)
+                        if reclaim_one(stripe, self.header.shelf, namespace, Whose::Ours)? => {}
                     Err(reason) => {
                         refusal = reason;
                         break;
