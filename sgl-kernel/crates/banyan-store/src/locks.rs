@@ -55,17 +55,23 @@ pub fn try_lock(path: &Path, way: Way, mode: Mode) -> Result<Option<Lock>> {
     }
 }
 
-/// Waits for as long as `patience`, then says who has it.
+/// Waits for as long as `patience` while one process has it, then says which. Where they come one after the other, each is waited for.
 pub fn lock_within(path: &Path, way: Way, mode: Mode, patience: Duration) -> Result<Lock> {
-    let deadline = Instant::now() + patience;
+    let (mut holder, mut deadline) = (None, Instant::now() + patience);
     loop {
         if let Some(lock) = try_lock(path, way, mode)? {
             return Ok(lock);
         }
+        let before = holder.get_or_insert_with(|| holder_of(path));
         if Instant::now() >= deadline {
-            let (shown, holder) = (path.display(), holder_of(path));
+            let now = holder_of(path);
+            if now != *before {
+                (*before, deadline) = (now, Instant::now() + patience);
+                continue;
+            }
+            let shown = path.display();
             let doing = format!(
-                "{shown} has been locked by {holder} for {patience:?}: end it (it is stopped, or its drive does not answer), and try again"
+                "{shown} has been locked by {now} for {patience:?}: end it (it is stopped, or its drive does not answer), and try again"
             );
             return Err(StoreError::os(doing, io::ErrorKind::TimedOut.into()));
         }
@@ -92,6 +98,7 @@ fn holder_of(path: &Path) -> String {
 mod tests {
     use super::*;
     use crate::testing::Scratch;
+    use std::process::Command;
 
     #[test]
     fn lock_when_its_holder_does_not_let_go_then_an_error_in_time_that_names_it() {
@@ -108,6 +115,28 @@ mod tests {
         assert!(words.contains(&us) && words.contains("end it"), "{words}");
         drop(held);
         lock_within(&path, Way::Create, Mode::Alone, patience).unwrap();
+    }
+
+    #[test]
+    fn lock_when_its_holders_come_one_after_the_other_then_each_is_waited_for() {
+        let scratch = Scratch::new();
+        let path = scratch.path("lock");
+        let patience = Duration::from_secs(1);
+        let hold = || {
+            let mut command = Command::new("flock");
+            command.arg(&path).args(["sleep", "0.8"]);
+            command.spawn().unwrap()
+        };
+        let (first, started) = (hold(), Instant::now());
+        while try_lock(&path, Way::Create, Mode::Alone).unwrap().is_some() {
+            thread::sleep(AGAIN);
+        }
+        let second = hold();
+        lock_within(&path, Way::Create, Mode::Alone, patience).unwrap();
+        assert!(started.elapsed() > patience);
+        for mut holder in [first, second] {
+            assert!(holder.wait().unwrap().success());
+        }
     }
 
     #[test]
