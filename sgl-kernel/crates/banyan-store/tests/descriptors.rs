@@ -64,6 +64,26 @@ fn pages_when_no_file_can_be_opened_to_read_them_then_they_fail_now_and_are_stil
 }
 
 #[test]
+fn store_when_its_process_may_open_few_files_then_by_io_uring_as_otherwise() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let scratch = Scratch::new();
+    let options = options(scratch.path());
+    if !Rig::open(&options).store.engine().starts_with("io_uring") {
+        return eprintln!("not tried: no io_uring here");
+    }
+    limit_files(Some(1024));
+    let rig = Rig::open(&options);
+    limit_files(None);
+    assert!(
+        rig.store.engine().starts_with("io_uring,"),
+        "{}",
+        rig.store.engine()
+    );
+    rig.keep(None, &[0]);
+    assert_eq!(rig.fetch(&[0], 1), []);
+}
+
+#[test]
 fn shelf_when_it_has_more_segments_than_a_process_may_have_files_then_none_is_found_bad() {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let scratch = Scratch::new();

@@ -22,7 +22,7 @@ use super::{Action, Completion, Device, FileId, MAX_SPANS, Op, Span, Wake};
 const ENTRIES: u32 = 256;
 /// Of those, what is left to operations.
 const CAPACITY: usize = ENTRIES as usize - 2;
-const MAX_FILES: u32 = 8192;
+const MAX_FILES: u64 = 8192;
 const MAX_BUFFERS: u32 = 256;
 /// The kernel registers no larger piece of memory.
 const MAX_BUFFER_BYTES: usize = 1 << 30;
@@ -33,6 +33,7 @@ const LATER: Duration = Duration::from_millis(1);
 pub struct UringDevice {
     ring: IoUring,
     files: Vec<Option<Arc<File>>>,
+    max_files: usize,
     buffers: Vec<Option<Span>>,
     running: Vec<Option<Running>>,
     idle: Vec<usize>,
@@ -67,7 +68,9 @@ impl UringDevice {
             .setup_defer_taskrun()
             .setup_taskrun_flag();
         let ring = quiet.build(ENTRIES).or_else(|_| IoUring::new(ENTRIES))?;
-        ring.submitter().register_files_sparse(MAX_FILES)?;
+        // The kernel registers no more than the process may open.
+        let max_files = MAX_FILES.min(most_open()?);
+        ring.submitter().register_files_sparse(max_files as u32)?;
         // Without room to register memory, operations name it each time.
         let registers = ring.submitter().register_buffers_sparse(MAX_BUFFERS);
         // SAFETY: plain system call; the result is checked.
@@ -80,6 +83,7 @@ impl UringDevice {
         let mut device = Self {
             ring,
             files: Vec::new(),
+            max_files: max_files as usize,
             buffers: vec![None; registers.map_or(0, |()| MAX_BUFFERS as usize)],
             running: Vec::new(),
             idle: Vec::new(),
@@ -204,6 +208,19 @@ impl UringDevice {
     }
 }
 
+/// Files that this process may have open at a time.
+fn most_open() -> io::Result<u64> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: a system call that fills a struct of ours.
+    match unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } {
+        0 => Ok(limit.rlim_cur),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Entered {
     Now,
@@ -239,7 +256,7 @@ impl Device for UringDevice {
     fn add_file(&mut self, file: Arc<File>) -> io::Result<FileId> {
         let index = match self.files.iter().position(Option::is_none) {
             Some(index) => index,
-            None if self.files.len() < MAX_FILES as usize => {
+            None if self.files.len() < self.max_files => {
                 self.files.push(None);
                 self.files.len() - 1
             }
