@@ -426,7 +426,7 @@ fn is_manifest(name: &OsStr) -> bool {
 }
 
 /// Removes the files of a directory that go, if it is there.
-fn empty(directory: &Path, goes: impl Fn(&OsStr) -> bool) -> Result<()> {
+pub fn empty(directory: &Path, goes: impl Fn(&OsStr) -> bool) -> Result<()> {
     let opened = match owned::open_directory(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         other => other.doing("open", directory)?,

@@ -4,7 +4,8 @@
 //! Invariants
 //! * An entry that does not verify does not exist. Behind the last good one there is nothing.
 //! * A manifest is replaced by one of a greater epoch that says the same. It is complete and synced before it gets its name, and the old
-//!   one is removed after: a follower sees that its file has no name any more. Nobody removes one of a greater epoch than his own.
+//!   one is removed after: a follower sees that its file has no name any more. Nobody removes one of a greater epoch than his own, or
+//!   writes to what another is about to name.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -215,7 +216,7 @@ pub fn replace(
     header: &FileHeader,
     entries: impl Iterator<Item = Entry>,
 ) -> Result<(File, u64)> {
-    let unnamed = directory.join(UNNAMED);
+    let unnamed = directory.join(format!("{UNNAMED}-{}", header.number));
     let file = owned::open(&unnamed, Way::Create).doing("create", &unnamed)?;
     let named = directory.join(format!("manifest-{}", header.number));
     let written = write(&file, &unnamed, header, entries).and_then(|len| {
@@ -388,7 +389,28 @@ mod tests {
         let directory = scratch.path("");
         fs::create_dir(directory.join("manifest-1")).unwrap();
         replace(&directory, &header(1), std::iter::empty()).unwrap_err();
-        assert!(!directory.join(UNNAMED).exists());
+        assert!(!directory.join(format!("{UNNAMED}-1")).exists());
+    }
+
+    #[test]
+    fn manifest_when_a_writer_that_is_it_no_more_makes_one_at_that_moment_then_its_heirs_is_whole()
+    {
+        for _ in 0..20 {
+            let scratch = Scratch::new();
+            let directory = scratch.path("");
+            replace(&directory, &header(1), std::iter::empty()).unwrap();
+            std::thread::scope(|scope| {
+                for number in [2, 9] {
+                    let directory = &directory;
+                    scope.spawn(move || {
+                        let entries = (11..500).map(|next| entry(next, Kind::Publish, 0, next));
+                        replace(directory, &header(number), entries).unwrap();
+                    });
+                }
+            });
+            let mut found = Follower::open(&directory).unwrap().unwrap();
+            assert_eq!((found.header.number, read_all(&mut found).len()), (9, 489));
+        }
     }
 
     #[test]

@@ -2,12 +2,13 @@
 //! Opening a store: which shelf becomes ours, and what it holds. Reads manifests, never records.
 
 use std::cmp::Reverse;
+use std::ffi::OsStr;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 
 use crate::catalog::Hit;
-use crate::directory::{ShelfId, Stripe};
+use crate::directory::{ShelfId, Stripe, empty};
 use crate::error::{Doing, Result, StoreError, invalid};
 use crate::format::{Entry, FileHeader, FileKind, Namespace, leaves_room};
 use crate::geometry::{BLOCK_BYTES, Geometry};
@@ -323,9 +324,8 @@ fn restore(state: &mut State, recovered: &Recovered) -> Result<()> {
 /// Files that were being made when their writer died.
 fn remove_leftovers(stripe: &Stripe, shelf: ShelfId) -> Result<()> {
     for path in 0..stripe.num_paths() {
-        for name in ["new-segment", "new-manifest"] {
-            remove_if_there(&stripe.shelf(shelf, path).join(name))?;
-        }
+        let is_unnamed = |name: &OsStr| name.as_encoded_bytes().starts_with(b"new-");
+        empty(&stripe.shelf(shelf, path), is_unnamed)?;
     }
     Ok(())
 }

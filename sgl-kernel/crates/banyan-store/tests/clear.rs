@@ -5,7 +5,6 @@ mod rig;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use banyan_lab::{Faults, HANG};
@@ -265,14 +264,17 @@ fn read_when_its_pages_are_cleared_and_their_places_written_again_then_right_byt
     }
 }
 
-/// No manifest can be written until what is in its way is removed.
-fn hinder_manifest(scratch: &Scratch) -> PathBuf {
+/// No manifest can be written until what is returned removes what is in its way.
+fn hinder_manifest(scratch: &Scratch) -> impl FnOnce() {
     let shelves = fs::read_dir(scratch.path().join("store")).unwrap();
     let mut paths = shelves.map(|entry| entry.unwrap().path());
     let shelf = paths.find(|path| path.is_dir()).unwrap();
-    let obstacle = shelf.join("new-manifest");
-    fs::create_dir(&obstacle).unwrap();
-    obstacle
+    // Each try is of a greater number.
+    let obstacles = (2..12).map(move |number| shelf.join(format!("new-manifest-{number}")));
+    obstacles
+        .clone()
+        .for_each(|path| fs::create_dir(path).unwrap());
+    move || obstacles.for_each(|path| fs::remove_dir(path).unwrap())
 }
 
 #[test]
@@ -284,11 +286,11 @@ fn clear_when_the_manifest_cannot_be_written_then_an_error_in_time_and_done_when
         ..options(scratch.path())
     });
     rig.keep(None, &[0, 1]);
-    let obstacle = hinder_manifest(&scratch);
+    let give_way = hinder_manifest(&scratch);
     let reason = rig.store.clear().unwrap_err().to_string();
     assert!(reason.contains("cannot clear the store"), "{reason}");
     assert_eq!(rig.num_found(&[0]), 0, "not by the one who cleared");
-    fs::remove_dir(&obstacle).unwrap();
+    give_way();
     // It tries again after ten seconds of rest.
     let started = Instant::now();
     while rig.stat("is_stopped") == 1 {
@@ -311,7 +313,7 @@ fn pages_when_the_manifest_cannot_be_written_then_none_is_held_or_taken_and_nobo
         ..options(scratch.path())
     });
     rig.keep(None, &[0]);
-    let obstacle = hinder_manifest(&scratch);
+    let give_way = hinder_manifest(&scratch);
     let mut num_back = 0;
     assert_eq!(rig.put(Some(0), &[1, 2, 3]), [Verdict::Queued; 3]);
     std::thread::sleep(HANG / 4);
@@ -328,7 +330,7 @@ fn pages_when_the_manifest_cannot_be_written_then_none_is_held_or_taken_and_nobo
     rig.store.sync().unwrap();
     rig.store.clear().unwrap_err();
     rig.store.clear().unwrap_err();
-    fs::remove_dir(&obstacle).unwrap();
+    give_way();
     rig.store.clear().unwrap();
     assert!(started.elapsed() < HANG * 5, "it waited for the rest's end");
     assert_eq!(rig.stat("is_stopped"), 0);

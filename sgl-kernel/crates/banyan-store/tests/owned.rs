@@ -113,7 +113,7 @@ fn shelf_when_others_may_write_it_then_its_records_are_not_believed() {
 #[test]
 fn shelf_when_one_of_its_files_cannot_be_opened_then_passed_over_and_a_later_start_makes_no_third()
 {
-    for name in ["segment-000000", "manifest-1", "new-manifest", "lock"] {
+    for name in ["segment-000000", "manifest-1", "new-manifest-2", "lock"] {
         let scratch = Scratch::new();
         let options = options(scratch.path());
         Rig::open(&options).keep(None, &[0, 1]);
@@ -139,7 +139,7 @@ fn files_when_they_are_links_then_nothing_elsewhere_is_read_or_written() {
     for name in [
         "lock",
         "shelf/lock",
-        "shelf/new-manifest",
+        "shelf/new-manifest-2",
         "shelf/new-segment",
         "shelf/segment-000001",
     ] {

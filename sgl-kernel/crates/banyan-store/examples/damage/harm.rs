@@ -240,7 +240,7 @@ impl Harm {
         let (number, any) = (dice.roll(8), dice.number());
         let inside = [
             "lock".into(),
-            "new-manifest".into(),
+            format!("new-manifest-{number}"),
             "new-segment".into(),
             "probe".into(),
             format!("manifest-{number}"),
