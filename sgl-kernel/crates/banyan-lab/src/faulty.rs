@@ -42,6 +42,8 @@ pub struct Faults {
     pub block: u64,
     /// At this operation it fails.
     pub panic: u64,
+    /// This operation, if it is a write, finds no space.
+    pub full: u64,
     /// At this operation the file system is mounted anew: files that are open by then answer nothing but ENOTCONN.
     pub remount: u64,
     /// From this operation on the file system is only read.
@@ -67,6 +69,7 @@ impl Faults {
                 "cut" => faults.cut = value,
                 "block" => faults.block = value,
                 "panic" => faults.panic = value,
+                "full" => faults.full = value,
                 "remount" => faults.remount = value,
                 "readonly" => faults.readonly = value,
                 _ => return Err(format!("there is no fault {name:?}")),
@@ -183,7 +186,9 @@ impl FaultyDevice {
         }
         match op.action {
             Action::Sync => self.sync(op.file),
-            Action::Write(_) if self.dice.one_in(self.faults.enospc) => {
+            Action::Write(_)
+                if self.num_ops == self.faults.full || self.dice.one_in(self.faults.enospc) =>
+            {
                 Err(io::Error::from_raw_os_error(libc::ENOSPC))
             }
             Action::Write(spans) => {

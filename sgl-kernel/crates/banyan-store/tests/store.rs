@@ -6,7 +6,7 @@ mod rig;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use banyan_lab::Faults;
 use banyan_shm::memory::SharedMemory;
@@ -14,7 +14,7 @@ use banyan_store::pacing::Permit;
 use banyan_store::reading::Reason;
 use banyan_store::state::{Outcome, Verdict};
 use banyan_store::store::{EngineChoice, Options, Store};
-use rig::{Rig, Scratch, key, options};
+use rig::{NUM_FRAMES, Rig, Scratch, key, options};
 
 fn engines() -> Vec<EngineChoice> {
     let faulty = Faults::parse("seed=5,short=3").unwrap();
@@ -484,6 +484,34 @@ fn space_when_the_device_has_none_then_a_pause_with_a_counter() {
     assert_eq!(rig.stat("is_stopped"), 0, "it goes on by itself");
     assert_eq!(rig.put(None, &[2]), [Verdict::Full]);
     assert_eq!(rig.num_found(&[1]), 0);
+}
+
+#[test]
+fn pages_when_space_ran_out_behind_them_then_stored_before_the_pause_is_over() {
+    let scratch = Scratch::new();
+    let engine = Faults::parse("seed=1,full=3").unwrap().engine();
+    let rig = Rig::open(&Options {
+        engine,
+        // One segment has places for all.
+        segment_bytes: Some(2 << 20),
+        ..options(scratch.path())
+    });
+    rig.store.set_permit(Permit::Paused);
+    for page in 0..NUM_FRAMES {
+        rig.fill(page, page);
+        let offsets = [rig.offset(page)];
+        let put = rig.store.put(&[key(page)], None, &rig.memory, &offsets);
+        assert_eq!(put.unwrap(), [Verdict::Queued]);
+    }
+    rig.store.set_permit(Permit::Open);
+    let started = Instant::now();
+    while rig.stat("written_pages") == 0 {
+        let is_early = started.elapsed() < Duration::from_secs(5);
+        assert!(is_early, "{:?}", rig.store.stats());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(rig.stat("no_space_pauses"), 1);
+    assert!(rig.stat("backlog_pages") > 0, "it pauses still");
 }
 
 #[test]

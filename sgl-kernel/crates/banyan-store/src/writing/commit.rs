@@ -29,8 +29,8 @@ impl Writer {
             .as_ref()
             .is_some_and(|own| own.places.num_free() == 0);
         let can_write = pacing::may_write(state.permit, load);
-        let is_idle =
-            self.num_running == 0 && (state.backlog.queue.is_empty() || !can_write || is_starved);
+        let waits = !can_write || is_starved || self.stopped_until.is_some();
+        let is_idle = self.num_running == 0 && (state.backlog.queue.is_empty() || waits);
         let is_old = self
             .batch_since
             .is_some_and(|since| since.elapsed() > COMMIT_PATIENCE);
