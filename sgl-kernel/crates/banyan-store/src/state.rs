@@ -133,6 +133,8 @@ counters! {
     floor_refusals,
     /// Times that the store could not grow at once, because another process had its lock.
     lock_pauses,
+    /// Times that it could not grow for another reason than its limits, a lock or want of space.
+    growth_failures,
     no_space_pauses,
     log_failures,
     adopted_pages,

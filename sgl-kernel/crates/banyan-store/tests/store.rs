@@ -515,6 +515,21 @@ fn pages_when_space_ran_out_behind_them_then_stored_before_the_pause_is_over() {
 }
 
 #[test]
+fn pages_when_the_store_cannot_grow_for_them_then_a_sync_tells_how_many_were_lost() {
+    let scratch = Scratch::new();
+    let rig = Rig::open(&options(scratch.path()));
+    let entries = std::fs::read_dir(scratch.path().join("store")).unwrap();
+    let mut paths = entries.map(|entry| entry.unwrap().path());
+    let shelf = paths.find(|path| path.is_dir()).unwrap();
+    std::fs::create_dir(shelf.join("new-segment")).unwrap();
+    rig.store.set_permit(Permit::Paused);
+    rig.put(None, &[1, 2]);
+    assert_eq!(rig.store.sync().unwrap(), 2);
+    assert_eq!(rig.stat("write_failures"), 2);
+    assert!(rig.stat("growth_failures") > 0);
+}
+
+#[test]
 fn calls_when_the_store_is_closed_then_refused() {
     let scratch = Scratch::new();
     let rig = Rig::open(&options(scratch.path()));

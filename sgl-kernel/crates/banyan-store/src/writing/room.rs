@@ -143,7 +143,7 @@ impl Writer {
             }
             Err(NoGrowth::NoSpace) => counters.no_space_pauses += 1,
             Err(NoGrowth::Failed(error)) => {
-                counters.write_failures += 1;
+                counters.growth_failures += 1;
                 drop(state);
                 if self.said_of_growth.is_new(&error.to_string(), now) {
                     banyan_shm::say!("banyan: the store cannot grow: {error}");
