@@ -14,7 +14,7 @@ use std::collections::{BTreeSet, VecDeque};
 use hashbrown::HashMap;
 
 use crate::catalog::KeyHash;
-use crate::format::{Namespace, Record};
+use crate::format::Record;
 use crate::geometry::Place;
 use crate::policy::{Lru, Verdict};
 use crate::shares::{Owner, Used};
@@ -186,7 +186,7 @@ impl Places {
 
     /// Withdraws one record, under the generation it was seen with. Also while it is held: readers verify what they read.
     pub fn retire(&mut self, place: Place, generation: u64) -> Option<Record> {
-        let record = self.records.get(place as usize).copied().flatten()?;
+        let record = self.record(place)?;
         if record.identity.generation != generation {
             return None;
         }
@@ -250,25 +250,27 @@ impl Places {
         Some((place, record))
     }
 
-    /// The namespace has changed: what is published at this place is stale, or of this one, then live and returned.
-    pub fn rejoin(&mut self, place: Place, namespace: &Namespace) -> Option<Record> {
-        let record = self.records[place as usize]?;
+    /// What is published at a place.
+    pub fn record(&self, place: Place) -> Option<Record> {
+        self.records.get(place as usize).copied().flatten()
+    }
+
+    /// Whether the record at a place can be found may have changed.
+    pub fn stand(&mut self, place: Place, standing: Standing) {
         let owner = self.owners[place as usize];
-        let is_of = record.identity.namespace == *namespace;
-        match (self.state(place), is_of) {
-            (State::Live, false) => {
+        match (self.state(place), standing) {
+            (State::Live, Standing::Stale) => {
                 self.policy.remove(place, owner);
                 self.states[place as usize] = State::Stale;
                 self.stale.insert(place);
             }
-            (State::Stale, true) => {
+            (State::Stale, Standing::Live) => {
                 self.stale.remove(&place);
                 self.states[place as usize] = State::Live;
                 self.policy.insert(place, owner);
             }
             _ => {}
         }
-        is_of.then_some(record)
     }
 
     /// What waits for its retire entry; the caller writes them and then calls `cooled`.
@@ -329,9 +331,20 @@ mod tests {
     }
 
     fn rejoin(places: &mut Places, namespace: u64) -> usize {
-        let all = 0..places.end();
-        all.filter_map(|place| places.rejoin(place, &[namespace; 4]))
-            .count()
+        let all: Vec<_> = places
+            .published()
+            .map(|(place, found)| (place, *found))
+            .collect();
+        let is_of = |record: &Record| record.identity.namespace == [namespace; 4];
+        for (place, record) in &all {
+            let standing = if is_of(record) {
+                Standing::Live
+            } else {
+                Standing::Stale
+            };
+            places.stand(*place, standing);
+        }
+        all.iter().filter(|(_, record)| is_of(record)).count()
     }
 
     const ANYBODY: &dyn Fn(Owner) -> bool = &|_| true;

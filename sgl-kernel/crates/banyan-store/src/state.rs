@@ -20,7 +20,7 @@ use crate::catalog::{Catalog, Hit, KeyHash, ShelfIndex};
 use crate::format::{NO_PARENT, Namespace, Record};
 use crate::geometry::Place;
 use crate::pacing::Permit;
-use crate::places::Places;
+use crate::places::{Places, Standing};
 use crate::shares::{Owner, Share};
 
 /// What `put` says about one page.
@@ -348,10 +348,17 @@ impl State {
     /// The namespace has changed: the own record at a place is found again if it is of the new one, and else not.
     pub fn rejoin(&mut self, place: &Place) {
         if let Some(own) = &mut self.own
-            && let Some(record) = own.places.rejoin(*place, &self.namespace)
+            && let Some(record) = own.places.record(*place)
         {
             let hit = Hit::of(&record, own.index, *place);
-            self.catalog.publish(hit, record.parent);
+            let is_of = record.identity.namespace == self.namespace;
+            // Another shelf may have been first.
+            let standing = if is_of && self.catalog.publish(hit, record.parent) {
+                Standing::Live
+            } else {
+                Standing::Stale
+            };
+            own.places.stand(*place, standing);
         }
     }
 

@@ -278,6 +278,29 @@ mod tests {
     }
 
     #[test]
+    fn record_that_another_shelf_has_too_when_its_namespace_comes_back_then_the_first_to_go() {
+        let mut shelf = Shelf::new(None);
+        shelf.write(1, 0..2);
+        let state = &mut shelf.state;
+        let segmenting = state.catalog.segmenting(0);
+        state.catalog.clear();
+        let twin = Hit {
+            key: key(1, 0),
+            shelf: state.catalog.add_shelf(71, segmenting),
+            place: 0,
+            generation: 9,
+            checksum: 0,
+        };
+        assert!(state.catalog.publish(twin, NO_PARENT));
+        (0..NUM_PLACES).for_each(|place| state.rejoin(&place));
+        assert_eq!(state.evict(1), 1);
+        assert!(
+            state.catalog.contains(&key(1, 1)),
+            "its twin went, which nobody finds"
+        );
+    }
+
+    #[test]
     fn what_is_kept_when_its_owner_makes_room_then_it_goes_last() {
         let mut shelf = Shelf::new(Some(0.5));
         shelf.write(2, 0..1);
