@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Values that cross the border, checked on the way in.
 
+use std::io::ErrorKind;
+
 use banyan_shm::error::ShmError;
 use banyan_shm::frame::{FrameId, Key};
 use banyan_shm::page_keys;
 use banyan_shm::rank_table::Namespace;
 use pyo3::buffer::PyBuffer;
-use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::exceptions::{PyOSError, PyTimeoutError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString};
 
@@ -18,6 +20,7 @@ pub fn to_py(error: ShmError) -> PyErr {
         ShmError::System { doing, cause } => match cause.raw_os_error() {
             // Two arguments make Python choose the subclass (FileNotFoundError ...) and fill errno.
             Some(errno) => PyOSError::new_err((errno, format!("{doing}: {cause}"))),
+            None if cause.kind() == ErrorKind::TimedOut => PyTimeoutError::new_err(doing),
             None => PyOSError::new_err(format!("{doing}: {cause}")),
         },
     }

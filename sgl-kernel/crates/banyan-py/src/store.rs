@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,32 +7,19 @@ use std::time::Duration;
 use banyan_shm::frame::Key;
 use banyan_shm::memory::SharedMemory;
 use banyan_shm::plan::Arrival;
-use banyan_store::error::StoreError;
 use banyan_store::growth::Limits;
 use banyan_store::pacing::Permit;
 use banyan_store::reading::{ReadTicket, Reason};
 use banyan_store::shares::Owner;
 use banyan_store::state::{Outcome, Verdict};
 use banyan_store::store::{EngineChoice, Found, Options, Store};
-use pyo3::exceptions::{PyOSError, PyTimeoutError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-use crate::convert::{frames_of, keys_of, namespace_hex, namespace_of};
+use crate::convert::{frames_of, keys_of, namespace_hex, namespace_of, to_py};
 use crate::memory::SharedBytes;
 use crate::unlocked::Unlocked;
-
-pub fn to_py(error: StoreError) -> PyErr {
-    match error {
-        StoreError::Invalid(reason) => PyValueError::new_err(reason),
-        StoreError::System { doing, cause } => match cause.raw_os_error() {
-            // Two arguments make Python choose the subclass (PermissionError ...) and fill errno.
-            Some(errno) => PyOSError::new_err((errno, format!("{doing}: {cause}"))),
-            None if cause.kind() == ErrorKind::TimedOut => PyTimeoutError::new_err(doing),
-            None => PyOSError::new_err(format!("{doing}: {cause}")),
-        },
-    }
-}
 
 /// Keys are namespaces in shape: 32 bytes as words.
 fn key_hex(key: &Key) -> String {

@@ -6,7 +6,7 @@ use banyan_lab::ceiling::{self, Kind, Memory};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::store::to_py;
+use crate::convert::to_py;
 
 /// Seconds.
 #[pyfunction]

@@ -8,8 +8,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::convert::namespace_hex;
-use crate::store::to_py;
+use crate::convert::{namespace_hex, to_py};
 
 #[pyfunction]
 pub fn store_preview(paths: Vec<PathBuf>) -> PyResult<()> {

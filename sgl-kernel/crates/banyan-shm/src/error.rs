@@ -23,13 +23,18 @@ impl ShmError {
 
     /// Whether it may be otherwise a moment later, whoever asks: descriptors or memory have run out.
     pub fn may_pass(&self) -> bool {
-        let Self::System { cause, .. } = self else {
-            return false;
-        };
         matches!(
-            cause.raw_os_error(),
+            self.system_cause().and_then(io::Error::raw_os_error),
             Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)
         )
+    }
+
+    /// What the system said.
+    pub fn system_cause(&self) -> Option<&io::Error> {
+        match self {
+            Self::Invalid(_) => None,
+            Self::System { cause, .. } => Some(cause),
+        }
     }
 
     pub fn os(doing: impl Into<String>, cause: io::Error) -> Self {

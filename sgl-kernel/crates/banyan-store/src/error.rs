@@ -1,41 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What can go wrong at the edge, each with what was attempted and the way out.
 
-use std::fmt;
 use std::io;
 use std::path::Path;
 
-#[derive(Debug)]
-pub enum StoreError {
-    /// The caller's arguments, or a directory, cannot be right.
-    Invalid(String),
-    /// The system refused, with what was attempted.
-    System { doing: String, cause: io::Error },
-}
-
-pub type Result<T> = std::result::Result<T, StoreError>;
-
-impl StoreError {
-    pub fn os(doing: impl Into<String>, cause: io::Error) -> Self {
-        Self::System {
-            doing: doing.into(),
-            cause,
-        }
-    }
-
-    /// Whether it is of the moment.
-    pub fn passes(&self) -> bool {
-        matches!(self, Self::System { cause, .. } if passes(cause))
-    }
-
-    pub fn is_no_space(&self) -> bool {
-        matches!(self, Self::System { cause, .. } if is_no_space(cause))
-    }
-
-    pub fn is_denied(&self) -> bool {
-        matches!(self, Self::System { cause, .. } if cause.kind() == io::ErrorKind::PermissionDenied)
-    }
-}
+pub use banyan_shm::error::{Result, ShmError as StoreError};
 
 /// Whether an error is of the moment: it says nothing about what was to be read.
 pub fn passes(error: &io::Error) -> bool {
@@ -91,14 +60,3 @@ macro_rules! invalid {
     ($($reason:tt)*) => { Err($crate::error::StoreError::Invalid(format!($($reason)*))) };
 }
 pub(crate) use invalid;
-
-impl fmt::Display for StoreError {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Invalid(reason) => out.write_str(reason),
-            Self::System { doing, cause } => write!(out, "{doing}: {cause}"),
-        }
-    }
-}
-
-impl std::error::Error for StoreError {}

@@ -4,12 +4,12 @@
 use std::cmp::Reverse;
 use std::ffi::OsStr;
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
 
 use crate::catalog::Hit;
 use crate::directory::{ShelfId, Stripe, empty};
-use crate::error::{Doing, Result, StoreError, invalid};
+use crate::error::{Doing, Result, StoreError, invalid, is_no_space, passes};
 use crate::format::{Entry, FileHeader, FileKind, Namespace, leaves_room};
 use crate::geometry::{BLOCK_BYTES, Geometry};
 use crate::growth::{self, Limits};
@@ -58,14 +58,17 @@ fn adopt(stripe: &Stripe, wanted: &Wanted<'_>) -> Result<Option<(Recovered, Hold
             Ok(None) => {}
             Ok(taken) => return Ok(taken),
             // It says nothing about the shelf, which would be the first to go.
-            Err(error) if !error.is_denied() && (error.passes() || error.is_no_space()) => {
-                return Err(error);
-            }
+            Err(error) if error.system_cause().is_some_and(ends_start) => return Err(error),
             // One that cannot be read is nobody's reason not to start.
             Err(error) => pass_over(shelf, &error),
         }
     }
     Ok(None)
+}
+
+fn ends_start(error: &io::Error) -> bool {
+    let is_denied = error.kind() == ErrorKind::PermissionDenied;
+    is_no_space(error) || (passes(error) && !is_denied)
 }
 
 pub fn pass_over(shelf: ShelfId, error: &StoreError) {
@@ -206,7 +209,7 @@ fn recover(
         let replace = || manifest::replace(&directory, &header, entries.iter().copied());
         match replace() {
             // What it lacks is theirs.
-            Err(error) if error.is_no_space() && num_lost > 0 => {
+            Err(error) if num_lost > 0 && error.system_cause().is_some_and(is_no_space) => {
                 remove_rest()?;
                 replace()?
             }
@@ -346,7 +349,7 @@ fn whose(stripe: &Stripe, shelf: ShelfId, namespace: Namespace) -> Result<Whose>
         }
         Ok(_) => Ok(Whose::Others),
         // It says nothing about the shelf.
-        Err(error) if error.passes() => Err(error),
+        Err(error) if error.system_cause().is_some_and(passes) => Err(error),
         Err(_) => Ok(Whose::Unknown),
     }
 }
@@ -420,7 +423,9 @@ fn take_segment(stripe: &Stripe, shelf: ShelfId, hold: Hold) -> Result<()> {
     let left = tenants.into_entries().into_iter().filter(is_there);
     match manifest::replace(&directory, &header, left) {
         // The drive is full: all of it goes.
-        Err(error) if error.is_no_space() => stripe.remove_shelf(shelf, hold),
+        Err(error) if error.system_cause().is_some_and(is_no_space) => {
+            stripe.remove_shelf(shelf, hold)
+        }
         replaced => {
             replaced?;
             remove_if_there(&stripe.segment(shelf, last))
@@ -629,7 +634,7 @@ mod tests {
             };
             scope.spawn(full).join().unwrap().unwrap_err()
         });
-        assert!(refused.is_no_space(), "{refused}");
+        assert!(refused.system_cause().is_some_and(is_no_space), "{refused}");
         assert!(stripe.segments(header.shelf).unwrap().is_empty());
     }
 

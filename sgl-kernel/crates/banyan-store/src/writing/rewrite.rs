@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Instant;
 
 use super::{Commit, REST, Surroundings, Writer};
-use crate::error::{StoreError, invalid};
+use crate::error::{StoreError, invalid, is_no_space};
 use crate::format::{Entry, FileHeader, Kind, Record};
 use crate::geometry::Place;
 use crate::manifest;
@@ -128,7 +128,8 @@ impl Writer {
                 }
                 let mut state = around.shared.lock();
                 state.has_no_manifest = true;
-                state.counters.no_space_pauses += u64::from(error.is_no_space());
+                state.counters.no_space_pauses +=
+                    u64::from(error.system_cause().is_some_and(is_no_space));
                 if let Some(own) = &mut state.own {
                     own.places.put_back_retired(retired);
                 }
