@@ -3,7 +3,7 @@
 //!
 //! Both are safe while the store is in use: a record that fails is looked up again, and counts only if it is still published.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -140,7 +140,7 @@ fn load(stripe: &Stripe, shelf: ShelfId) -> Result<Option<Loaded>> {
 pub fn check(stripe: &Stripe, treatment: Treatment) -> Result<Report> {
     let mut report = Report::default();
     let mut parents = Vec::new();
-    let mut keys: HashMap<(Namespace, [u64; 4]), ()> = HashMap::new();
+    let mut keys = HashSet::new();
     for shelf in stripe.shelves()? {
         report.num_shelves += 1;
         let loaded = load(stripe, shelf).and_then(|loaded| {
@@ -165,16 +165,12 @@ pub fn check(stripe: &Stripe, treatment: Treatment) -> Result<Report> {
             .iter()
             .filter(|entry| !bad.contains_key(&entry.place))
         {
-            keys.insert(
-                (entry.record.identity.namespace, entry.record.identity.key),
-                (),
-            );
+            keys.insert((entry.record.identity.namespace, entry.record.identity.key));
             parents.push((entry.record.identity.namespace, entry.record.parent));
         }
         settle(stripe, shelf, bad, num_damaged, treatment, &mut report)?;
     }
-    let is_orphan =
-        |parent: &&(Namespace, [u64; 4])| parent.1 != [0; 4] && !keys.contains_key(*parent);
+    let is_orphan = |parent: &&(Namespace, [u64; 4])| parent.1 != [0; 4] && !keys.contains(*parent);
     report.num_orphans = parents.iter().filter(is_orphan).count() as u64;
     Ok(report)
 }
