@@ -145,8 +145,9 @@ pub fn namespace_of(bytes: &[u8]) -> PyResult<Namespace> {
     Ok(page_keys::key_of(bytes))
 }
 
-pub fn namespace_hex(namespace: &Namespace) -> String {
-    let digits = digits_of(namespace);
+/// Of a namespace or a key.
+pub fn hex_of(words: &[u64; 4]) -> String {
+    let digits = digits_of(words);
     digits.iter().map(|digit| char::from(*digit)).collect()
 }
 

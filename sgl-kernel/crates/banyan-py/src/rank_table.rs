@@ -7,7 +7,7 @@ use banyan_shm::rank_table::{Member, RankTable};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::convert::{namespace_hex, to_py};
+use crate::convert::{hex_of, to_py};
 
 #[pyclass(frozen, name = "RankTable", module = "banyan._native")]
 pub struct PyRankTable {
@@ -117,7 +117,7 @@ fn describe<'py>(py: Python<'py>, slot: usize, member: &Member) -> PyResult<Boun
     entry.set_item("slot", slot)?;
     entry.set_item("pid", member.identity.pid())?;
     entry.set_item("alive", is_alive)?;
-    entry.set_item("namespace", namespace_hex(&member.namespace))?;
+    entry.set_item("namespace", hex_of(&member.namespace))?;
     entry.set_item("num_frames", member.num_frames)?;
     entry.set_item(
         "num_published",

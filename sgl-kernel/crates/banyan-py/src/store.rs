@@ -17,14 +17,9 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-use crate::convert::{frames_of, keys_of, namespace_hex, namespace_of, to_py};
+use crate::convert::{frames_of, hex_of, keys_of, namespace_of, to_py};
 use crate::memory::SharedBytes;
 use crate::unlocked::Unlocked;
-
-/// Keys are namespaces in shape: 32 bytes as words.
-fn key_hex(key: &Key) -> String {
-    namespace_hex(key)
-}
 
 /// The first 64 bits of a page key, signed: how KV events name pages.
 fn name_of(key: &Key) -> i64 {
@@ -341,7 +336,7 @@ impl PyStore {
         };
         let completed = self.store.completed().into_iter();
         completed
-            .map(|(key, outcome)| (key_hex(&key), name(outcome)))
+            .map(|(key, outcome)| (hex_of(&key), name(outcome)))
             .collect()
     }
 

@@ -8,7 +8,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::convert::{namespace_hex, to_py};
+use crate::convert::{hex_of, to_py};
 
 #[pyfunction]
 pub fn store_preview(paths: Vec<PathBuf>) -> PyResult<()> {
@@ -75,7 +75,7 @@ fn shelf_to_py<'py>(py: Python<'py>, shelf: &ShelfReport) -> PyResult<Bound<'py,
     row.set_item("shelf", format!("{:016x}", shelf.shelf))?;
     row.set_item("is_in_use", shelf.is_in_use)?;
     row.set_item("epoch", shelf.epoch)?;
-    row.set_item("namespace", namespace_hex(&shelf.namespace))?;
+    row.set_item("namespace", hex_of(&shelf.namespace))?;
     row.set_item("num_layers", shelf.num_layers)?;
     row.set_item("record_bytes", shelf.record_bytes)?;
     row.set_item("num_segments", shelf.num_segments)?;
@@ -84,7 +84,7 @@ fn shelf_to_py<'py>(py: Python<'py>, shelf: &ShelfReport) -> PyResult<Bound<'py,
     row.set_item("used_bytes", shelf.used_bytes)?;
     let namespaces = PyDict::new(py);
     for (namespace, count) in &shelf.records_by_namespace {
-        namespaces.set_item(namespace_hex(namespace), count)?;
+        namespaces.set_item(hex_of(namespace), count)?;
     }
     row.set_item("records_by_namespace", namespaces)?;
     Ok(row)
