@@ -164,18 +164,22 @@ fn size(file: &File, path: &Path) -> Result<u64> {
     Ok(metadata.len())
 }
 
+/// Whom this process runs as.
+pub fn user() -> u32 {
+    // SAFETY: it has no arguments and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
 /// Whether this is a file as `keep` makes them: on tmpfs, ours, private.
 pub(crate) fn is_ours(file: &File) -> bool {
     // SAFETY: all zero is a valid statfs.
     let mut system: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: a system call on our own descriptor that fills `system`.
     let rc = unsafe { libc::fstatfs(file.as_raw_fd(), &mut system) };
-    // SAFETY: it has no arguments and cannot fail.
-    let user = unsafe { libc::geteuid() };
     rc == 0
         && system.f_type == libc::TMPFS_MAGIC
         && file.metadata().is_ok_and(|metadata| {
-            metadata.is_file() && metadata.uid() == user && metadata.mode() & 0o077 == 0
+            metadata.is_file() && metadata.uid() == user() && metadata.mode() & 0o077 == 0
         })
 }
 

@@ -14,6 +14,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use banyan_shm::kept::user;
+
 use crate::error::{Doing, Result, StoreError, invalid};
 
 const WRITABLE_BY_OTHERS: u32 = 0o022;
@@ -86,8 +88,7 @@ fn refuse(objection: Option<String>) -> io::Result<()> {
 
 /// Why this is not ours.
 fn objection(found: &Metadata) -> Option<String> {
-    // SAFETY: it has no arguments and cannot fail.
-    let user = unsafe { libc::geteuid() };
+    let user = user();
     if found.uid() != user && found.uid() != 0 {
         let owner = found.uid();
         Some(format!(

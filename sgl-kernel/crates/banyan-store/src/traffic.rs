@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use banyan_shm::frame::Key;
+use banyan_shm::kept::user;
 use banyan_shm::memory::SharedMemory;
 use twox_hash::XxHash3_64;
 
@@ -243,11 +244,6 @@ fn remove_unless_used(path: &Path) {
 
 fn is_anothers(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|found| found.uid() != user())
-}
-
-fn user() -> u32 {
-    // SAFETY: it has no arguments and cannot fail.
-    unsafe { libc::geteuid() }
 }
 
 /// By device and number: a copy of a store is another one, and the same one mounted twice is not.
