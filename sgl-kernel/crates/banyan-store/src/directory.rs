@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::error::{Doing, Result, StoreError, invalid};
+use crate::error::{Doing, Result, invalid};
+use crate::files::free_bytes;
 use crate::format::FORMAT;
 use crate::locks::{Lock, Mode, lock_within, try_lock};
 use crate::marks::{Hold, Mark, Reach, touch};
@@ -355,14 +356,7 @@ impl Stripe {
     /// Free bytes for this user on the file system of one path.
     pub fn free_bytes(&self, path: usize) -> Result<u64> {
         let path = &self.paths[path];
-        let name = c_path(path)?;
-        // SAFETY: all zero is a valid statvfs to be filled.
-        let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
-        // SAFETY: a terminated name and a struct of ours.
-        if unsafe { libc::statvfs(name.as_ptr(), &mut stat) } != 0 {
-            return Err(io::Error::last_os_error()).doing("look at the file system of", path);
-        }
-        Ok(stat.f_bavail * stat.f_frsize)
+        free_bytes(path).doing("look at the file system of", path)
     }
 }
 
@@ -458,12 +452,6 @@ pub fn fresh_id() -> u64 {
     ]
     .concat();
     twox_hash::XxHash3_64::oneshot(&name)
-}
-
-fn c_path(path: &Path) -> Result<std::ffi::CString> {
-    let bytes = path.as_os_str().as_encoded_bytes();
-    std::ffi::CString::new(bytes)
-        .map_err(|_| StoreError::Invalid(format!("{} holds a zero byte", path.display())))
 }
 
 #[cfg(test)]

@@ -99,12 +99,22 @@ pub fn is_in_memory(directory: &Path) -> bool {
 
 /// What the directory lies on, as statfs(2) knows it.
 pub fn file_system(directory: &Path) -> io::Result<i64> {
+    Ok(statfs(directory)?.f_type as i64)
+}
+
+/// Free bytes for this user where the directory lies.
+pub fn free_bytes(directory: &Path) -> io::Result<u64> {
+    let found = statfs(directory)?;
+    Ok(found.f_bavail as u64 * found.f_frsize as u64)
+}
+
+fn statfs(directory: &Path) -> io::Result<libc::statfs> {
     let name = CString::new(directory.as_os_str().as_bytes())?;
     // SAFETY: plain integers, for which zeros are a value.
     let mut found: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: a string that ends with a zero, and room for the answer.
     match unsafe { libc::statfs(name.as_ptr(), &raw mut found) } {
-        0 => Ok(found.f_type as i64),
+        0 => Ok(found),
         _ => Err(io::Error::last_os_error()),
     }
 }
