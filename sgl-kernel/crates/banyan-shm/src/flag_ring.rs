@@ -27,51 +27,8 @@ use crate::sync::{AtomicU32, Ordering};
 /// A slot's word has a cache line of its own.
 pub const SLOT_BYTES: usize = 64;
 
-/// What a batch does for each layer, on the ring's thread.
-trait LayerWork: Send {
-    fn num_layers(&self) -> usize;
-    /// Brings one layer into memory completely; the reason when it cannot, or `stop` is set.
-    fn run_layer(&mut self, layer: usize, stop: &AtomicBool) -> std::result::Result<(), String>;
-}
-
-/// Follows reads that are under way: a layer is there when all of them say so.
-struct Following {
-    num_layers: usize,
-    reads: Vec<Arc<LayerProgress>>,
-}
-
-impl Following {
-    /// All `reads` are of one geometry; an error when their layers differ in number, or for none.
-    fn new(reads: Vec<Arc<LayerProgress>>) -> Result<Self> {
-        let Some(num_layers) = reads.first().map(|read| read.num_layers()) else {
-            return invalid!("no read to follow");
-        };
-        if num_layers == 0 {
-            return invalid!("reads of no layers");
-        }
-        if let Some(other) = reads.iter().find(|read| read.num_layers() != num_layers) {
-            return invalid!("reads of {num_layers} and of {} layers", other.num_layers());
-        }
-        Ok(Self { num_layers, reads })
-    }
-}
-
-impl LayerWork for Following {
-    fn num_layers(&self) -> usize {
-        self.num_layers
-    }
-
-    fn run_layer(&mut self, layer: usize, stop: &AtomicBool) -> std::result::Result<(), String> {
-        for read in &self.reads {
-            if !read.wait_layer_unless(layer, stop) {
-                return Err(format!(
-                    "a read ended, or was given up, before layer {layer}"
-                ));
-            }
-        }
-        Ok(())
-    }
-}
+/// Brings one layer into memory completely, on the ring's thread; the reason when it cannot, or `stop` is set.
+type LayerWork = dyn FnMut(usize, &AtomicBool) -> std::result::Result<(), String> + Send;
 
 /// A batch in its slot, shared by the thread and whoever enqueues the waits.
 pub struct Batch {
@@ -105,7 +62,7 @@ struct Slot {
 
 struct State {
     slots: Vec<Slot>,
-    queued: VecDeque<(Arc<Batch>, Box<dyn LayerWork>)>,
+    queued: VecDeque<(Arc<Batch>, Box<LayerWork>)>,
 }
 
 struct Shared {
@@ -124,7 +81,7 @@ impl Shared {
         &self.memory.mapping().words(slot * SLOT_BYTES, 1)[0]
     }
 
-    fn next(&self) -> Option<(Arc<Batch>, Box<dyn LayerWork>)> {
+    fn next(&self) -> Option<(Arc<Batch>, Box<LayerWork>)> {
         let mut state = self.lock();
         loop {
             if let Some(batch) = state.queued.pop_front() {
@@ -140,7 +97,7 @@ impl Shared {
         }
     }
 
-    fn run(&self, batch: &Batch, work: Box<dyn LayerWork>) {
+    fn run(&self, batch: &Batch, work: Box<LayerWork>) {
         let outcome = catch_unwind(AssertUnwindSafe(|| self.run_layers(batch, work)));
         let reason = match outcome {
             Ok(Ok(())) => None,
@@ -162,13 +119,13 @@ impl Shared {
     fn run_layers(
         &self,
         batch: &Batch,
-        mut work: Box<dyn LayerWork>,
+        mut work: Box<LayerWork>,
     ) -> std::result::Result<(), String> {
         for layer in 0..batch.num_layers {
             if self.is_closing.load(Ordering::Acquire) {
                 return Err(format!("shut down before layer {layer}"));
             }
-            work.run_layer(layer, &self.is_closing)?;
+            work(layer, &self.is_closing)?;
             self.word(batch.slot)
                 .store(batch.value(layer + 1), Ordering::Release);
         }
@@ -226,13 +183,31 @@ impl FlagRing {
     /// Takes a slot that tells how far all `reads` have come; `None` when every slot is taken. An error for no reads, and for reads that
     /// differ in their number of layers.
     pub fn follow(&self, reads: Vec<Arc<LayerProgress>>) -> Result<Option<Arc<Batch>>> {
-        Ok(self.send(Box::new(Following::new(reads)?)))
+        let Some(num_layers) = reads.first().map(|read| read.num_layers()) else {
+            return invalid!("no read to follow");
+        };
+        if num_layers == 0 {
+            return invalid!("reads of no layers");
+        }
+        if let Some(other) = reads.iter().find(|read| read.num_layers() != num_layers) {
+            return invalid!("reads of {num_layers} and of {} layers", other.num_layers());
+        }
+        // A layer is there when all of them say so.
+        let work = move |layer: usize, stop: &AtomicBool| {
+            let mut reads = reads.iter();
+            if reads.all(|read| read.wait_layer_unless(layer, stop)) {
+                return Ok(());
+            }
+            Err(format!(
+                "a read ended, or was given up, before layer {layer}"
+            ))
+        };
+        Ok(self.send(num_layers, Box::new(work)))
     }
 
-    fn send(&self, work: Box<dyn LayerWork>) -> Option<Arc<Batch>> {
+    fn send(&self, num_layers: usize, work: Box<LayerWork>) -> Option<Arc<Batch>> {
         let mut state = self.shared.lock();
         let slot = state.slots.iter().position(|slot| !slot.is_taken)?;
-        let num_layers = work.num_layers();
         let first = state.slots[slot].next;
         state.slots[slot] = Slot {
             is_taken: true,
@@ -372,26 +347,11 @@ mod tests {
         assert!(!next.has_failed());
     }
 
-    struct Panics;
-
-    impl LayerWork for Panics {
-        fn num_layers(&self) -> usize {
-            2
-        }
-
-        fn run_layer(
-            &mut self,
-            layer: usize,
-            _stop: &AtomicBool,
-        ) -> std::result::Result<(), String> {
-            panic!("told to, at layer {layer}");
-        }
-    }
-
     #[test]
     fn batch_when_its_work_panics_then_every_wait_is_answered_and_the_thread_goes_on() {
         let (ring, memory) = ring(0);
-        let batch = ring.send(Box::new(Panics)).unwrap();
+        let batch = ring.send(2, Box::new(|layer, _| panic!("told to, at layer {layer}")));
+        let batch = batch.unwrap();
         wait(&memory, &batch, 2);
         assert!(batch.has_failed());
         let reads = [read(1)];
