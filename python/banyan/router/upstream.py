@@ -22,7 +22,7 @@ from yarl import URL
 from banyan.router.bodies import Answers
 from banyan.router.call import HOP_BY_HOP
 from banyan.router.verdict import LINE_MARKS, MARKS, TooLong, WholeEvents
-from banyan.whole_answer import whole
+from banyan.whole_answer import next_piece, whole
 
 T = TypeVar("T")
 
@@ -147,7 +147,7 @@ class Attempt:
         assert self._response is not None and self._events is not None
         while True:
             try:
-                chunk = await self._wait(self._response.content.readany())
+                chunk = await self._wait(next_piece(self._response))
             except aiohttp.ClientError as error:
                 raise Lost(_said(error)) from error
             if not chunk:

@@ -326,6 +326,11 @@ class Rig:
         for connection in list(server._server.server_state.connections):
             connection.transport.abort()
 
+    def spoil_answers(self, server):
+        """Go on with what is no chunk on the connections of a server."""
+        for connection in list(server._server.server_state.connections):
+            connection.transport.write(b"ZZ\r\n")
+
     def num_seen(self):
         return [len(server.seen) for server in self.servers]
 

@@ -4,13 +4,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import socket
+import struct
 
 import pytest
 from test.unit.router.fake_server import FakeServer, running, until
 
 from banyan.router import app, suspects
+from banyan.router.bodies import Answers
 from banyan.router.health import Health, Probe, State
+from banyan.router.upstream import Attempt, Lost, at
 
 
 def events(body):
@@ -259,6 +264,77 @@ def test_stream_when_its_server_dies_in_the_middle_then_its_last_event_says_so()
             assert b"[DONE]" not in bodies[1]
             assert rig.num_seen() == [1, 1]
             rig.assert_idle()
+
+    asyncio.run(scenario())
+
+
+def test_stream_when_its_server_goes_on_with_what_is_no_chunk_then_its_last_event_says_so():
+    async def scenario():
+        async with running([FakeServer("a")], probe_interval_s=60) as rig:
+            (a,) = rig.servers
+            a.gate.clear()
+            async with rig.client.post(f"{rig.served.url}/generate", json={"stream": True}) as response:
+                first = await response.content.readuntil(b"\n\n")
+                rig.spoil_answers(a)
+                told = events(first + await response.read())
+            assert told[0]["number"] == 0 and told[-1]["error"]["type"] == "server_lost"
+            rig.assert_idle()
+
+    asyncio.run(scenario())
+
+
+def test_request_when_its_server_goes_on_with_what_is_no_chunk_then_another_one_answers():
+    async def scenario():
+        a, b = FakeServer("a"), FakeServer("b")
+        async with running([a, b], probe_interval_s=60) as rig:
+            for server in (a, b):
+                server.says["/generate"] = (200, "application/json", b"{", asyncio.Event())
+            (asked,) = await ask_in_turn(rig, 1)
+            bad, other = (a, b) if a.seen else (b, a)
+            del other.says["/generate"]
+            (give_up,) = (one for server in rig.router.all_servers for one in server.in_flight.values())
+            await until(lambda: give_up.__self__.status == 200)
+            rig.spoil_answers(bad)
+            assert outcomes([await asked]) == [other.name]
+            rig.assert_idle()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("pause_s", [0, 0.01], ids=["just-now", "before"])
+def test_stream_when_what_is_no_chunk_has_ended_its_connection_then_who_asks_for_more_hears_so(pause_s):
+    async def scenario():
+        async with running([FakeServer("a")], probe_interval_s=60) as rig:
+            (a,) = rig.servers
+            a.gate.clear()
+            attempt = Attempt(rig.client, Answers(rig.router._bodies), idle_timeout_s=60)
+            await attempt.open(at(a.url, "/generate"), b'{"stream": true}', {})
+            protocol = attempt._response.connection.protocol
+            rig.spoil_answers(a)
+            while protocol.connected:
+                await asyncio.sleep(pause_s)
+            with pytest.raises(Lost):
+                await attempt.read()
+            attempt.close()
+
+    asyncio.run(scenario())
+
+
+def test_connection_when_its_server_breaks_it_between_two_answers_then_nothing_is_logged():
+    async def scenario():
+        failed = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: failed.append(context))
+        async with running([FakeServer("a")], probe_interval_s=60) as rig:
+            (a,) = rig.servers
+            assert is_whole((await rig.ask(text="hi", stream=True))[2], a.num_tokens)
+            for connection in list(a._server.server_state.connections):
+                reset = connection.transport.get_extra_info("socket")
+                reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.transport.abort()
+            await asyncio.sleep(0.05)
+            gc.collect()
+            assert (await rig.ask(text="hi"))[0] == 200
+        assert not failed
 
     asyncio.run(scenario())
 
