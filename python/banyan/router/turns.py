@@ -27,6 +27,8 @@ class Turns:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="banyan-read-prompt")
+        # Later there may be none to be had, and who has the turn would keep it.
+        self._thread.submit(int)
         self._turn = asyncio.Lock()
         self._waiting_bytes: Counter[str] = Counter()
 

@@ -176,6 +176,19 @@ def test_turns_when_one_client_has_half_of_those_that_wait_then_others_have_room
     asyncio.run(scenario())
 
 
+def test_turns_when_the_system_has_no_thread_left_then_everybody_has_a_turn_all_the_same(monkeypatch):
+    async def scenario():
+        def fails(thread):
+            raise RuntimeError("can't start new thread")
+
+        taken = turns.Turns()
+        monkeypatch.setattr(threading.Thread, "start", fails)
+        async with asyncio.timeout(5):
+            assert [await taken.take("a", 1, str, number) for number in range(2)] == ["0", "1"]
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("events", [True, False])
 def test_body_when_it_has_been_read_then_the_question_for_its_tokens_is_not_kept(events):
     async def scenario():
