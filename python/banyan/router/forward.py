@@ -213,11 +213,17 @@ class Forwarder:
         free = set() if asked.held_at is not None else {Outcome.UNREACHED}
         if asked.held_at is None and self._has_others({one.server for one in tried}):
             free.add(Outcome.REFUSED)
+        elif tried[-1].outcome is Outcome.REFUSED and not self._asks_again(asked):
+            return False
         return may_retry(tried, max_retries=self._settings.max_retries, num_servers=len(self._servers), free=free)
 
     def _has_others(self, tried: Collection[str]) -> bool:
         """Whether another server can be asked, which costs those that have refused nothing."""
         return any(server.takes_requests and server.url not in tried for server in self._servers)
+
+    def _asks_again(self, asked: Asked) -> bool:
+        """Whether who has refused is asked again where there is no other."""
+        return asked.held_at is not None
 
     def _relay(self, sent: Sent) -> Response:
         attempt = sent.attempt

@@ -100,6 +100,9 @@ class PairForwarder(Forwarder):
         # When one server of a pair refuses, the other has begun.
         return False
 
+    def _asks_again(self, asked: Asked) -> bool:
+        return True
+
     def _release(self, place: Place) -> None:
         if place.beside is not None:
             self._prefills.release(place.beside)

@@ -297,6 +297,7 @@ def test_request_when_every_decode_server_is_full_then_its_answer_is_passed_on()
             status, headers, body = await rig.ask(text="hi")
             p.hands_over.set()
             assert (status, json.loads(body)["detail"]) == (503, REFUSED) and "retry-after" in headers
+            assert len(full.seen) == 2, "a pair is asked again"
 
     asyncio.run(scenario())
 
