@@ -158,6 +158,8 @@ class Bounded(H11Protocol):
         else:
             # An early answer has begun, and there is no other.
             self.transport.close()
+        # What is still to be sent is waited for without end, and no timer is this request's.
+        self._watch()
 
     def resume_reading(self) -> None:
         """Where there is room for more."""

@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from types import SimpleNamespace
 
+import h11
 import pytest
 import uvicorn
 from starlette.applications import Starlette
@@ -440,6 +441,9 @@ class _Unsent:
     def get_write_buffer_size(self):
         return self.num_bytes
 
+    def write(self, data):
+        self.num_bytes += len(data)
+
     def is_closing(self):
         return "close" in self.told
 
@@ -478,6 +482,20 @@ def test_client_when_it_reads_slowly_then_it_is_cut_off_once_it_takes_next_to_no
 def test_client_when_it_does_not_read_the_end_of_its_last_answer_then_it_is_not_waited_for_without_end():
     connection, transport, later = watched(1000)
     connection._give_up(None)
+    (_, look, *what) = later.pop()
+    look(*what)
+    assert transport.told == ["close", "abort"]
+
+
+@pytest.mark.parametrize("begun", [(), (h11.Response(status_code=404, headers=[]),)], ids=["none", "early-answer"])
+def test_client_when_it_asks_wrongly_and_does_not_read_then_it_is_not_waited_for_without_end(begun):
+    connection, transport, later = watched(1000)
+    connection.conn = h11.Connection(h11.SERVER)
+    connection.conn.receive_data(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+    connection.conn.next_event()
+    for event in begun:
+        connection.conn.send(event)
+    connection.send_400_response("no chunk")
     (_, look, *what) = later.pop()
     look(*what)
     assert transport.told == ["close", "abort"]
