@@ -5,8 +5,8 @@ Invariants
   1. A remote lease holds a lease on all its pages from ``lend`` until it is returned, runs out or is called in; each
      lease is released exactly once.
   2. No more than ``max_pages`` are lent or reserved at once.
-  3. No more than ``MAX_REMOTE_LEASES`` with pages are out when one is lent: each may have a connection, and there are
-     so many.
+  3. No more than ``MAX_REMOTE_LEASES`` with pages are out when one is asked for, so one more where two are asked for at
+     once: each may have a connection, and there are so many.
   4. A remote lease is good for ``TERM_S`` after the last byte that was sent of it. It protects no reader: its checksums
      do.
 
@@ -76,10 +76,6 @@ class RemoteLeases:
         """Pages that are lent now; one that was lent twice counts twice."""
         return self._num_pages
 
-    def has_room(self, num_pages: int) -> bool:
-        """Beside what is lent and what is reserved."""
-        return self._num_pages + self._num_reserved + num_pages <= self.max_pages
-
     @property
     def is_full(self) -> bool:
         """Whether one more, of however few pages, would be too many."""
@@ -93,7 +89,7 @@ class RemoteLeases:
     def reserve(self, num_pages: int) -> bool:
         """Keep room for a later remote lease, if there is any; until ``unreserve``."""
         with self._lock:
-            if not self.has_room(num_pages):
+            if self._num_pages + self._num_reserved + num_pages > self.max_pages:
                 return False
             self._num_reserved += num_pages
             return True

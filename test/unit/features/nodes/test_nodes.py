@@ -180,7 +180,7 @@ def test_checksums_when_they_take_long_then_others_are_answered_and_a_withdrawal
     two.wait_answered("r")
     assert two.counters.question_hits == 1 and two.borrower.num_listening == 1
     one.page_server.withdraw()
-    assert one.page_server.lending.remote_leases.num_pages == 0 and one.page_server.lending.remote_leases.has_room(100)
+    assert one.page_server.lending.remote_leases.num_to_lend == 100
     one.residency.reset()
     one.frame_table.drain()
     assert one.frame_table.num_quarantined == 0
@@ -199,7 +199,7 @@ def test_lending_when_a_thread_that_sums_ends_by_a_fault_then_nothing_is_lent_an
     found = NodeFound(str(one.page_server.address), 0, keys(1, 2))
     read = two.borrower.read(found, 2, two.memory, array("q", [0, two.block.frame_bytes]))
     until(lambda: read.has_ended and not one.page_server.lending.lends(NAMESPACE))
-    assert one.page_server.lending.remote_leases.has_room(100)
+    assert one.page_server.lending.remote_leases.num_to_lend == 100
     one.page_server.lending.lend(SimpleNamespace(namespace=NAMESPACE))
     assert not one.page_server.lending.lends(NAMESPACE), "an update of weights lends from it again"
 

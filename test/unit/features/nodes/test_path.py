@@ -102,7 +102,7 @@ def test_probes_when_there_are_too_many_then_refused_and_what_was_lent_runs_out(
     lending = Lending(max_pages=1, clock=lambda: now_s)
     answers = [lending.answer(Probe(number, 1 << 20), port=7) for number in range(MOST_PROBES_AT_ONCE + 5)]
     assert [type(answer) for answer in answers] == [RemoteLease] * MOST_PROBES_AT_ONCE + [Refused] * 5
-    assert lending.remote_leases.has_room(1), "they take no page's room"
+    assert lending.remote_leases.num_to_lend == 1, "they take no page's room"
     now_s = TERM_S
     assert lending.remote_leases.num_remote_leases == MOST_PROBES_AT_ONCE
     lending.remote_leases.expire()

@@ -180,7 +180,7 @@ def test_remote_prefetch_when_it_takes_all_that_may_be_lent_then_what_it_brought
     pair.wait()
     assert pair.fetch() == (own(1), Run(SourceKind.REMOTE, 3, pair.node))
     pair.nothing_is_left()
-    assert pair.d.page_server.lending.remote_leases.has_room(3)
+    assert pair.d.page_server.lending.remote_leases.num_to_lend == 3
 
 
 def test_remote_prefetch_when_all_has_come_here_meanwhile_then_nothing_is_read(made, tmp_path):
@@ -280,7 +280,7 @@ def test_remote_prefetches_when_there_is_no_room_for_all_then_the_others_wait_in
     brought = line.remote_prefetches.take_brought(b"p", keys(1)[0])
     lease = FakeLease(brought.num_pages)
     line.now_s += 2 * BORROW_S
-    assert lease.num_pages == 3 and line.answers() == {} and not line.remote_leases.has_room(3)
+    assert lease.num_pages == 3 and line.answers() == {} and line.remote_leases.num_to_lend == 2
     remote_lease = line.remote_leases.lend(lease, None)
     assert line.remote_prefetches.let_go() == []
     line.remote_prefetches.borrowed(brought)
@@ -308,11 +308,11 @@ def test_remote_prefetch_when_only_its_end_is_borrowed_then_its_room_is_for_that
     assert line.remote_prefetches.take_brought(b"other", keys(2)[0]) is None
     assert line.remote_prefetches.take_brought(b"p", keys(8)[0]) is None, "it was not brought"
     brought = line.remote_prefetches.take_brought(b"p", keys(2)[0])
-    assert brought.num_pages == 8 and line.remote_leases.has_room(2)
+    assert brought.num_pages == 8 and line.remote_leases.num_to_lend == 2
     line.remote_leases.lend(FakeLease(6), None)
     line.remote_prefetches.borrowed(brought)
     assert line.remote_prefetches.let_go() == [first]
-    assert line.remote_leases.has_room(4) and not line.remote_leases.has_room(5), "nothing is reserved any more"
+    assert line.remote_leases.num_to_lend == 4, "nothing is reserved any more"
 
 
 def test_remote_prefetch_when_it_brings_a_part_or_nobody_borrows_it_then_its_room_is_given_back():
@@ -320,13 +320,13 @@ def test_remote_prefetch_when_it_brings_a_part_or_nobody_borrows_it_then_its_roo
     first, second = line.remote_prefetch(1, 1, 2, 3, 4), line.remote_prefetch(2, 5, 6, 7)
     line.remote_prefetches.take()
     line.remote_prefetches.over(first, 2)
-    assert line.remote_leases.has_room(3) and not line.remote_leases.has_room(4)
+    assert line.remote_leases.num_to_lend == 3
     assert line.remote_prefetches.take() == [second]
     line.remote_prefetches.over(second, 0)
     line.now_s = BORROW_S
-    assert line.answers() == {1: 2, 2: 0} and line.remote_leases.has_room(5)
+    assert line.answers() == {1: 2, 2: 0} and line.remote_leases.num_to_lend == 5
     assert line.remote_prefetches.take_brought(b"p", keys(1)[0]) is None
-    assert line.remote_leases.has_room(5) and not line.remote_leases.has_room(6)
+    assert line.remote_leases.num_to_lend == 5
 
 
 class EmptyStore:
@@ -372,7 +372,7 @@ def test_remote_prefetches_when_they_end_then_all_are_answered_and_no_room_is_ke
     line.remote_prefetches.take()
     line.remote_prefetches.over(done, 1)
     line.remote_prefetches.end()
-    assert line.answers() == {1: 1, 2: 0, 3: 0} and line.remote_leases.has_room(5)
+    assert line.answers() == {1: 1, 2: 0, 3: 0} and line.remote_leases.num_to_lend == 5
     assert line.remote_prefetches.let_go() == [done]
     line.remote_prefetches.over(done, 1)
     assert line.answers() == {} and line.remote_prefetches.take() == [] and line.remote_prefetches.let_go() == [done]
@@ -399,7 +399,7 @@ def test_remote_prefetches_when_more_may_be_lent_than_one_part_of_the_arena_has_
     assert line.remote_prefetches.take() == [third], "and no more than was brought"
     line.remote_prefetches.over(third, 3)
     line.now_s += BORROW_S
-    assert line.answers() == {0: 3, 1: 2, 2: 3} and line.remote_leases.has_room(20)
+    assert line.answers() == {0: 3, 1: 2, 2: 3} and line.remote_leases.num_to_lend == 20
     assert line.remote_prefetches.take() == [] and line.remote_prefetches.ask(RemotePrefetch(b"p", 10, keys(*range(5))))
     assert len(line.remote_prefetches.take()) == 1
 
