@@ -293,10 +293,11 @@ class TcpSource:
         try:
             # A reader that is called in, or drips, holds neither the arena nor whoever waits for it.
             _send(connection, views, pace.until_s(num_bytes), partial(self._remote_leases.holds, token))
+            with self._sending:
+                self.sent_bytes += num_bytes
         finally:
             del lent, views
             with self._sending:
                 self._num_sending -= 1
-                self.sent_bytes += num_bytes
                 self._sending.notify_all()
         return True

@@ -80,6 +80,7 @@ def test_remote_lease_when_its_reader_has_gone_then_its_room_is_free_at_once():
             reader.recv(1)
             reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         until(lambda: remote_leases.num_pages == 0)
+        assert source.sent_bytes == 0, "it has not been sent"
     finally:
         source.close()
 
