@@ -12,8 +12,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any
 
 from banyan import faults
 
@@ -46,17 +44,6 @@ def start_thread(
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     return thread
-
-
-def noticed(future: Future[Any], *, name: str, feature: str) -> None:
-    """Notice when the work of ``future``, at whose result nobody looks, ends by a fault."""
-
-    def look(done: Future[Any]) -> None:
-        error = None if done.cancelled() else done.exception()
-        if error is not None:
-            notice(error, name=name, feature=feature)
-
-    future.add_done_callback(look)
 
 
 def notice(error: BaseException, *, name: str, feature: str, ended: Callable[[], None] = lambda: None) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from banyan import faults
-from banyan.telemetry import noticed, num_ended, start_thread, threads
+from banyan.telemetry import num_ended, start_thread, threads
 
 PACKAGE = Path(threads.__file__).parents[1]
 WITHOUT = {"lab", "cli"}
@@ -54,14 +53,6 @@ def test_thread_when_it_ends_by_itself_then_nothing_is_said(caplog):
 def test_thread_when_its_end_cannot_be_told_then_the_log_says_so(caplog):
     start_thread(fail, name="banyan-x", feature="x", ended=fail).join()
     assert "could not be told" in caplog.text
-
-
-def test_work_of_an_executor_when_it_ends_by_a_fault_then_it_is_counted(caplog):
-    before = num_ended()
-    with ThreadPoolExecutor(1) as executor:
-        noticed(executor.submit(fail), name="banyan-y", feature="y")
-        noticed(executor.submit(int), name="banyan-y", feature="y")
-    assert num_ended() - before == 1 and "banyan-y" in caplog.text
 
 
 def test_threads_when_the_package_is_read_then_all_that_serve_are_started_here():

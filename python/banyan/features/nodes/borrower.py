@@ -6,7 +6,7 @@ Invariants
      thread, which owns the sockets; what that learns comes back through another queue.
   2. Every pull's read ends: when its bytes are there, when it is refused, after `PATIENCE_S` without a remote lease
      (and what its checksums take), after `TURN_S` with one and no thread, or after the carrier's own time-out, or soon
-     after ``give_up``. When the thread ends by a fault, those end that no executor has begun, questions are over, and
+     after ``give_up``. When the thread ends by a fault, those end that no worker has begun, questions are over, and
      no node listens.
   3. No more than `MAX_PULLS` of one node move bytes at once, none more than the caller has frames for. Nobody waits for
      one node because of another.
@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
 import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -37,6 +37,7 @@ from banyan.features.nodes.nixl_pulls import ReadByNixl
 from banyan.features.nodes.node_connections import NodeConnections, NodeMessage
 from banyan.features.nodes.pull import Ended, NodeFound, Pull
 from banyan.features.nodes.questions import PATIENCE_S, Best, Questions
+from banyan.features.nodes.remote_leases import TERM_S
 from banyan.features.nodes.tcp import TcpCarrier
 from banyan.features.nodes.waits import Waits
 from banyan.features.nodes.wire import (
@@ -54,7 +55,8 @@ from banyan.features.nodes.wire import (
     read_by_borrower,
 )
 from banyan.layout import BlockGeometry
-from banyan.telemetry import noticed, start_thread
+from banyan.telemetry import start_thread
+from banyan.telemetry.workers import Workers
 from banyan.transport.sealed.secret import Keys
 
 logger = logging.getLogger("banyan")
@@ -127,7 +129,9 @@ class Borrower:
         self._num_losses = [0] * len(self._nodes)
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lent: deque[_Lent] = deque()
-        self._executors = [ThreadPoolExecutor(MAX_PULLS, thread_name_prefix="banyan-pull") for _ in nodes]
+        self._workers = [
+            Workers(MAX_PULLS, name="banyan-pull", feature="a pull from another node") for _ in self._nodes
+        ]
         self._has_ended = False
         self.num_lost = 0
         self.num_foreign = 0
@@ -242,7 +246,7 @@ class Borrower:
             self._obey()
             self._answers.extend(self._asking.expire())
             self._give_up_remote_prefetches()
-            self._give_up_waiting()
+            self._give_up_waiting(self._clock())
             self._probe()
         self._end()
 
@@ -266,12 +270,15 @@ class Borrower:
             command()
 
     def _end(self) -> None:
-        for executor in self._executors:
-            executor.shutdown()
+        self._end_workers()
         self._obey()
-        for wanted in self._wanted.values():
-            self._let_go(wanted.pull)
+        self._give_up_waiting(math.inf)
         self._connections.hang_up()
+
+    def _end_workers(self) -> None:
+        for workers in self._workers:
+            # No pull takes longer.
+            workers.close(TERM_S)
 
     def _off(self) -> None:
         """The thread has ended by a fault: nobody is to wait for what it would have done."""
@@ -282,8 +289,7 @@ class Borrower:
             self._let_go(pull)
         for node in range(len(self._nodes)):
             self._asking.silent(node)
-        for executor in self._executors:
-            executor.shutdown()
+        self._end_workers()
         self._connections.hang_up()
 
     def _let_go(self, pull: Pull) -> bool:
@@ -350,8 +356,7 @@ class Borrower:
             self._num_pulls[wanted.node] -= 1
             self._let_go(wanted.pull)
 
-    def _give_up_waiting(self) -> None:
-        now_s = self._clock()
+    def _give_up_waiting(self, now_s: float) -> None:
         while self._lent and self._lent[0].deadline_s <= now_s:
             lent = self._lent.popleft()
             if self._let_go(lent.pull):
@@ -395,20 +400,19 @@ class Borrower:
         # It waits until a thread has it: there may be none.
         since = self._num_given_up, self._num_losses[node]
         try:
-            carrying = self._executors[node].submit(self._carry, node, pull, remote_lease, host, since)
+            self._workers[node].submit(partial(self._carry, node, pull, remote_lease, host, since))
         except RuntimeError as error:
             logger.warning("banyan: pages from the node at %s: %s; they are computed", self._nodes[node], error)
             self._let_go(pull)
             self._carried(node, remote_lease, Ended.GIVEN_UP)
             return
-        noticed(carrying, name="banyan-pull", feature="a pull from another node")
         self._lent.append(_Lent(node, pull, remote_lease.token, self._clock() + TURN_S))
 
     def _is_wanted_of(self, node: int, number: int) -> bool:
         wanted = self._wanted.get(number)
         return wanted is not None and wanted.node == node
 
-    # ---- a thread of the executor ------------------------------------------------------------------------------
+    # ---- a worker's thread -------------------------------------------------------------------------------------
 
     def _carry(self, node: int, pull: Pull, remote_lease: RemoteLease, host: str, since: tuple[int, int]) -> None:
         num_given_up, num_losses = since

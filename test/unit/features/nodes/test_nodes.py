@@ -422,15 +422,18 @@ def test_borrower_when_nodes_send_what_no_page_server_sends_then_it_is_said_once
 def test_borrower_when_the_system_has_no_thread_left_then_that_read_ends_and_the_next_one_is_served(
     nodes, monkeypatch
 ) -> None:
-    def fails(*work):
-        raise RuntimeError("can't start new thread")
+    def start(thread):
+        if thread.name.startswith("banyan-pull"):
+            raise RuntimeError("can't start new thread")
+        started(thread)
 
     one, two = nodes
     one.keep([1, 2, 3], LENT)
     connect(one, two)
     found = NodeFound(str(one.page_server.address), 0, keys(1, 2))
+    started = threading.Thread.start
     with monkeypatch.context() as patch:
-        patch.setattr(two.borrower._executors[0], "submit", fails)
+        patch.setattr(threading.Thread, "start", start)
         read = two.borrower.read(found, 2, two.memory, array("q", [0, two.block.frame_bytes]))
         until(lambda: read.has_ended)
     assert {reason for _, reason in read.finish()} == {"gone"}
@@ -438,6 +441,8 @@ def test_borrower_when_the_system_has_no_thread_left_then_that_read_ends_and_the
     read = two.borrower.read(found, 2, two.memory, array("q", [0, two.block.frame_bytes]))
     until(lambda: read.has_ended)
     assert not {reason for _, reason in read.finish()} & {"gone"}
+    until(lambda: one.page_server.lending.remote_leases.num_remote_leases == 0)
+    assert two.borrower._num_pulls == [0], "each counts once"
 
 
 class Faulty:
@@ -548,7 +553,7 @@ def standing(nodes) -> tuple[Node, Standing]:
     for number in (1, 2, 3):
         found = NodeFound(str(one.page_server.address), 0, keys(number))
         two.prefetch.start_pull(keys(number), whole, found, two.borrower.read, found.origin)
-    until(lambda: carrier.num_pulls == 2 and two.borrower._executors[0]._work_queue.qsize() == 1)
+    until(lambda: carrier.num_pulls == 2 and two.borrower._workers[0]._work.qsize() == 1)
     return two, carrier
 
 
@@ -569,6 +574,20 @@ def test_pull_when_others_of_its_node_are_slow_then_it_waits_no_longer_than_a_fo
     until(lambda: one.page_server.lending.remote_leases.num_remote_leases == 2)
     carrier.is_lost.set()
     until(lambda: two.poll() or two.residency.num_filling == 0)
+    assert carrier.num_pulls == 2
+
+
+def test_close_when_a_pull_waits_for_its_turn_then_it_ends_and_its_pages_are_given_back(nodes, standing) -> None:
+    one, _ = nodes
+    two, carrier = standing
+    closing = threading.Thread(target=two.borrower.close)
+    closing.start()
+    # Nothing but what tells both threads to end.
+    until(lambda: two.borrower._workers[0]._work.qsize() == 2)
+    carrier.is_lost.set()
+    until(lambda: two.poll() or two.residency.num_filling == 0)
+    closing.join()
+    until(lambda: one.page_server.lending.remote_leases.num_remote_leases == 0)
     assert carrier.num_pulls == 2
 
 
