@@ -75,11 +75,7 @@ class Growth:
         if wanted and may_take and not self._is_resting():
             start = self.num_backed
             stop = min(start + self._step_frames, self._num_frames)
-            try:
-                self._taking = self._executor.submit(self._take, start, stop)
-            except RuntimeError as error:
-                # The system has no thread left.
-                self._rest(error)
+            self._taking = self._executor.submit(self._take, start, stop)
         return num_new
 
     def close(self) -> None:

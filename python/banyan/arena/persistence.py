@@ -67,12 +67,7 @@ class Persistence:
         kept_frames, kept_keys = list(frames[:room])[::-1], list(keys[:room])[::-1]
         self._counters.unkept_pages += len(frames) - len(kept_frames)
         if kept_frames:
-            try:
-                future = self._executor.submit(self._checksums, kept_frames, kept_keys)
-            except RuntimeError as error:
-                # The system has no thread left.
-                self._are_not_kept(kept_frames, error)
-                return
+            future = self._executor.submit(self._checksums, kept_frames, kept_keys)
             self._residency.hold(kept_frames)
             self._num_summing += len(kept_frames)
             self._summing.append(_Summing(kept_frames, kept_keys, future))

@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
+
+from banyan.telemetry import one_thread
 
 T = TypeVar("T")
 
@@ -26,9 +27,7 @@ class Turns:
     """Those of one router."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="banyan-read-prompt")
-        # Later there may be none to be had, and who has the turn would keep it.
-        self._thread.submit(int)
+        self._thread = one_thread("banyan-read-prompt")
         self._turn = asyncio.Lock()
         self._waiting_bytes: Counter[str] = Counter()
 

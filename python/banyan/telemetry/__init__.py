@@ -15,7 +15,7 @@ from banyan.telemetry.node_reuse import PAGE_BYTES, NodeReuse, PromptAnswer
 from banyan.telemetry.pseudonyms import Pseudonyms, rid_pseudonym
 from banyan.telemetry.recent_prompts import Holding, RecentPrompts
 from banyan.telemetry.stopwatch import Stopwatch
-from banyan.telemetry.threads import notice, num_ended, start_thread
+from banyan.telemetry.threads import notice, num_ended, one_thread, start_thread
 
 __all__ = [
     "DESCRIPTIONS",
@@ -43,6 +43,7 @@ __all__ = [
     "log_as_json",
     "notice",
     "num_ended",
+    "one_thread",
     "rid_pseudonym",
     "start_thread",
     "why_computed",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from banyan import faults
 
@@ -44,6 +45,18 @@ def start_thread(
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     return thread
+
+
+def one_thread(name: str) -> ThreadPoolExecutor:
+    """An executor whose only thread is there from the start: later there may be none to be had, and what was submitted
+    then would be done all the same, with the next.
+
+    Raises:
+        RuntimeError: when the system has no thread left.
+    """
+    executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+    executor.submit(int)
+    return executor
 
 
 def notice(error: BaseException, *, name: str, feature: str, ended: Callable[[], None] = lambda: None) -> None:

@@ -225,7 +225,7 @@ def be_waited_for(monkeypatch, gpu):
 
 def be_opened_by(monkeypatch, opener):
     """Peers are opened by this thread, and looked for at every poll."""
-    monkeypatch.setattr(rank_device, "ThreadPoolExecutor", lambda *_args, **_named: opener)
+    monkeypatch.setattr(rank_device, "one_thread", lambda name: opener)
     monkeypatch.setattr(module, "PRESENCE_PERIOD_S", 0.0)
 
 

@@ -121,21 +121,6 @@ def test_close_when_a_step_is_under_way_then_it_ends_and_no_other_begins(rig):
     assert growth.poll(0) == 0 and later.steps == []
 
 
-def test_poll_when_the_system_has_no_thread_left_then_the_part_stays_as_it_is_and_is_asked_again(rig, monkeypatch):
-    growth, machine, later = rig
-
-    def submit(*step):
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as short:
-        short.setattr(later, "submit", submit)
-        assert growth.poll(0) == 0 and growth.num_refused == 1
-    machine.now_ns = REST_NS
-    growth.poll(0)
-    later.work()
-    assert growth.poll(0) == 10
-
-
 def test_poll_when_the_machine_has_no_room_for_long_then_it_is_asked_ever_more_rarely(rig):
     growth, machine, later = rig
     machine.room = False

@@ -137,18 +137,6 @@ def test_pages_when_their_checksums_cannot_be_computed_then_they_are_not_kept_an
     assert (owner.counters.kept_pages, owner.counters.unkept_pages) == (0, 2)
 
 
-def test_pages_when_the_system_has_no_thread_left_then_they_are_not_kept_and_their_frames_are_free(monkeypatch) -> None:
-    owner = Owner(Part(2))
-
-    def submit(*job):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(owner.later, "submit", submit)
-    owner.fill(1, 2)
-    assert owner.counters.unkept_pages == 2 and not kept(owner.part.killed())
-    assert len(owner.residency.claim(2)) == 2, "they are held by nobody"
-
-
 def test_pages_when_too_many_wait_then_the_end_of_the_prefix_is_not_kept() -> None:
     owner = Owner(Part(4), max_pages=2)
     owner.fill(1, 2, 3)

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import ast
+import threading
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from banyan import faults
-from banyan.telemetry import num_ended, start_thread, threads
+from banyan.telemetry import num_ended, one_thread, start_thread, threads
 
 PACKAGE = Path(threads.__file__).parents[1]
 WITHOUT = {"lab", "cli"}
@@ -53,6 +54,15 @@ def test_thread_when_it_ends_by_itself_then_nothing_is_said(caplog):
 def test_thread_when_its_end_cannot_be_told_then_the_log_says_so(caplog):
     start_thread(fail, name="banyan-x", feature="x", ended=fail).join()
     assert "could not be told" in caplog.text
+
+
+def test_work_when_the_system_has_no_thread_left_then_the_one_that_is_there_does_it(monkeypatch):
+    def fails(thread):
+        raise RuntimeError("can't start new thread")
+
+    executor = one_thread("banyan-x")
+    monkeypatch.setattr(threading.Thread, "start", fails)
+    assert [executor.submit(str, number).result() for number in range(2)] == ["0", "1"]
 
 
 def test_threads_when_the_package_is_read_then_all_that_serve_are_started_here():

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +19,7 @@ from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.device_offloads import DeviceOffloads
 from banyan.sglang_plugin.pools.device_start import open_driver, open_ends
 from banyan.sglang_plugin.pools.readback_order import ReadbackOrder
+from banyan.telemetry import one_thread
 from banyan.transport.cuda_ipc.copy_stream import CopyStreams, open_copy_streams
 from banyan.transport.cuda_ipc.driver import DriverError
 from banyan.transport.cuda_ipc.host_pieces import KeptPieces, Pinned
@@ -50,7 +50,7 @@ class RankDevice:
             stream=self.readback_stream,
             num_pages=sum(pool.banyan_geometry.num_pages for pool in pools),
         )
-        self.opener = ThreadPoolExecutor(1, thread_name_prefix="banyan-open")
+        self.opener = one_thread("banyan-open")
         self.pinned = Pinned()
         self.registrations = KeptPieces(self.driver, self.pinned)
         self.readers: list[CudaPeers] = []

@@ -31,6 +31,7 @@ from banyan.refusals import arena_refusal
 from banyan.refusals.start import arena_memory_refusal, kept_arena_refusal
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.access import Pins
+from banyan.telemetry import one_thread
 from banyan.transport.cuda_ipc.host_pieces import PIECE_BYTES
 
 logger = logging.getLogger("banyan")
@@ -165,7 +166,7 @@ def _growth(
         ahead_frames=ahead_steps * step_frames,
         back=back,
         has_room=has_room,
-        executor=ThreadPoolExecutor(1, thread_name_prefix="banyan-arena"),
+        executor=one_thread("banyan-arena"),
         clock=time.monotonic_ns,
         is_resting=is_resting,
     )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -35,7 +34,7 @@ from banyan.sglang_plugin.rank.points import SourceAccess, TierParts
 from banyan.sglang_plugin.rank.reporting.arena_events import ArenaEvents
 from banyan.sglang_plugin.rank.reporting.store_events import StoreEvents
 from banyan.store.backends import asked_store, native_store
-from banyan.telemetry import Counters
+from banyan.telemetry import Counters, one_thread
 
 LAST_ANSWERS_S = 10.0
 """For what a slow drive has in flight when the rest was given up."""
@@ -70,7 +69,7 @@ def _keep(arena: Arena, namespace: bytes, residency: Residency, counters: Counte
         index_file=arena.index_file,
         residency=residency,
         checksums=arena.checksums(namespace),
-        executor=ThreadPoolExecutor(1, thread_name_prefix="banyan-keep"),
+        executor=one_thread("banyan-keep"),
         # They are held meanwhile: most of a small arena is to stay free for others.
         max_pages=max(1, min(MAX_SUMMED_BYTES // arena.block.frame_bytes, arena.num_frames // 4)),
         counters=counters,
