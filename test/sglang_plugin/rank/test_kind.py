@@ -5,6 +5,8 @@ process."""
 from __future__ import annotations
 
 import logging
+from functools import partial
+from unittest.mock import Mock
 
 import pytest
 from test.sglang_plugin.rank import test_linker as rig
@@ -51,6 +53,15 @@ def test_ranks_when_they_flush_one_after_the_other_then_nothing_of_theirs_is_in_
 
 def test_name_when_a_rank_tells_it_to_the_other_server_of_a_pair_then_it_is_of_all_that_it_computes_with(ranks):
     assert ranks[0].weights_name == ranks[0].kinds.full._identity.computing("weights")
+
+
+def test_name_when_a_rank_cannot_leave_the_pages_of_its_old_weights_then_it_tells_none(ranks, monkeypatch):
+    rank = ranks[0]
+    monkeypatch.setattr(rank.kinds, "leave", Mock(side_effect=RuntimeError("a peer does not stop reading")))
+    for change in (rank.weights_changed, partial(rank.weights_are, "0a" * 32)):
+        with pytest.raises(RuntimeError):
+            change()
+        assert rank.weights_name == ""
 
 
 def test_rank_when_the_drive_does_not_take_a_flush_in_time_then_it_goes_on_and_says_so(ranks, monkeypatch, caplog):

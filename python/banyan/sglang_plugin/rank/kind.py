@@ -257,18 +257,19 @@ class Kind:
 
     def rejoin(self) -> Places:
         """Take the places again, under the namespace of weights that have just changed."""
-        self.weights_epoch += 1
         return self._join()
 
     def note_change(self, change: str) -> None:
         """From the next ``rejoin`` on, under a namespace of those whose weights have gone through the same, one by one.
         Their number would not do: a rank may take an update that another one has not heard of."""
+        self.weights_epoch += 1
         self._changes = hashlib.sha256(f"{self._changes} {change}".encode()).hexdigest()
         self._content = ""
 
     def note_content(self, digest: str) -> None:
         """From the next ``rejoin`` on, under a namespace of those whose weights, which have changed, have this digest,
         whatever they have gone through."""
+        self.weights_epoch += 1
         self._content = digest
 
     def meet_again(self) -> None:

@@ -230,19 +230,22 @@ class Rank:
         Raises:
             RuntimeError: when a peer does not stop reading the old pages.
         """
+        # First: they have changed, whether or not the old pages can be left.
+        self.kinds.note_change(change)
         self._quiesce()
         self.demand.weights_changed()
-        self.kinds.note_change(change)
+        self.kinds.leave()
         self._move()
 
     def weights_are(self, digest: str) -> None:
         """As ``weights_changed``, and what they are is known: meet whoever has the same, on other servers too."""
         self._quiesce()
+        self.kinds.leave()
+        # Now only: pages that cannot be left are not to have that name.
         self.kinds.note_content(digest)
         self._move()
 
     def _move(self) -> None:
-        self.kinds.leave()
         self.cache.move_to(self.kinds.rejoins)
         if self._allocator.available_size() < self._allocator.num_pages * self.page_tokens:
             self.hold_back("the weights changed while pages of the old ones were in use")

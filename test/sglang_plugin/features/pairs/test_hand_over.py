@@ -6,13 +6,17 @@ import queue
 import threading
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from sglang.srt.disaggregation.base.conn import KVPoll
 from sglang.srt.disaggregation.common import conn
 from sglang.srt.disaggregation.utils import DisaggregationMode, KVClassType
+from test.sglang_plugin.rank.test_linker import PAGE, make_rank
 
+from banyan._native import RankTable
+from banyan.config import Config
 from banyan.features.pairs.asked_rooms import AskedRooms
 from banyan.features.pairs.rank import by_mooncake, by_nixl, hand_over
 from banyan.features.pairs.roles import OTHER_WEIGHTS
@@ -304,6 +308,24 @@ def test_room_when_the_prefill_server_s_weights_change_before_all_is_sent_then_i
     assert failures(manager) == [[DECODE]] and manager.failure_records[ROOM] == OTHER_WEIGHTS
     manager.over(ROOM)
     assert not manager._epochs
+
+
+@pytest.mark.parametrize("fails", ["leave", "wait_for_copies"])
+def test_room_when_the_prefill_server_cannot_leave_the_pages_of_its_old_weights_then_it_fails_all_the_same(
+    manager, meet, monkeypatch, fails
+):
+    """SGLang computes with the new ones by then."""
+    prefill, *_ = make_rank(monkeypatch, RankTable.create(2), 0, Config(min_fetch_tokens=PAGE, host_gb=0.0))
+    manager.transfer_queues = [queue.Queue()]
+    sender_of(manager)
+    meet(server("a"), SimpleNamespace(rank=prefill))
+    assert not failures(manager)
+    monkeypatch.setattr(prefill.kinds, fails, Mock(side_effect=RuntimeError("a peer does not stop reading")))
+    with pytest.raises(RuntimeError):
+        prefill.weights_changed()
+    manager.add_transfer_request(ROOM, [4], slice(0, 1), True)
+    assert manager.transfer_queues[0].empty()
+    assert failures(manager) == [[DECODE]] and manager.failure_records[ROOM] == OTHER_WEIGHTS
 
 
 def test_decode_server_when_the_prefill_server_has_other_weights_then_it_keeps_nothing_and_is_served(manager, be):
