@@ -106,6 +106,19 @@ def test_decode_server_when_a_prefill_server_is_stopped_then_it_does_not_stand_s
     assert stopped.num_asked == 3
 
 
+def test_decode_server_when_a_loaded_prefill_server_has_no_such_room_yet_then_it_is_asked_again_at_once(monkeypatch):
+    now_s, said = 1000.0, [{}, {}, {str(ROOM): 1}]
+
+    def answer(*asked):
+        nonlocal now_s
+        now_s += 1.5
+        return said.pop(0)
+
+    monkeypatch.setattr(prefill_servers, "_RANKS_OF_ROOMS", Unanswered(lambda: now_s))
+    query = prefill_servers.around_query_prefill_dp_ranks
+    assert [query(answer, ADDRESS, [ROOM]) for _ in range(3)] == [{}, {}, {str(ROOM): 1}]
+
+
 def receiver_of(engine, manager):
     kind = engine.CLASSES[KVClassType.RECEIVER]
     receiver = kind.__new__(kind)
