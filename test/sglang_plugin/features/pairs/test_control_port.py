@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -418,16 +419,31 @@ def test_peers_of_mooncake_when_there_are_too_many_then_the_next_is_not_taken_in
     assert len(manager._refused) == MAX_PEERS, "each may be told by a socket of its own"
 
 
-@pytest.mark.parametrize("comes_first", [True, False], ids=["after its request", "before its request"])
-def test_room_of_mooncake_when_its_decode_server_was_not_taken_in_then_it_fails_on_both_sides(comes_first):
+def nixl_that_refuses(monkeypatch):
+    manager = make_manager(SlowAgent(1))
+    manager.decode_kv_args_table.clear()
+    monkeypatch.setattr(NixlKVManager, "_add_remote_peer", Mock(side_effect=ValueError("fewer regions")))
+    assert not manager._is_foreign(registration(AGENT.encode()))
+    manager._add_remote_peer(KVArgsRegisterInfo.from_zmq(registration(AGENT.encode())[1:]))
+    return manager, asking
+
+
+def mooncake_that_refuses(monkeypatch):
     manager = of_mooncakes()
+    assert manager._is_foreign(registration_by_mooncake(dcp_size=b"2"))
+    return manager, asking_by_mooncake
+
+
+@pytest.mark.parametrize("of_engine", [nixl_that_refuses, mooncake_that_refuses])
+@pytest.mark.parametrize("comes_first", [True, False], ids=["after its request", "before its request"])
+def test_room_when_its_decode_server_was_not_taken_in_then_it_fails_on_both_sides(monkeypatch, comes_first, of_engine):
+    manager, asks = of_engine(monkeypatch)
     told = []
     manager.failure_lock = threading.Lock()
     manager.send_kv_status_message = lambda **said: told.append(said)
-    assert manager._is_foreign(registration_by_mooncake(dcp_size=b"2"))
     if comes_first:
         manager.update_status(7, KVPoll.Bootstrapping)
-    assert manager._is_foreign(asking_by_mooncake(7))
+    assert manager._is_foreign(asks(7))
     manager.update_status(7, KVPoll.Bootstrapping)
     assert manager.request_status[7] == KVPoll.Failed and not manager.transfer_infos
     assert [(said["targets"], said["bootstrap_room"], said["status"]) for said in told] == [

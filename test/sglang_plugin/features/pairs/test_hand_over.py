@@ -210,14 +210,6 @@ def test_decode_server_when_a_prefill_server_does_not_fit_then_it_goes_on_and_sa
     assert caplog.text.count("Page size mismatch") == 1
 
 
-def test_sender_when_its_decode_server_was_not_taken_in_then_its_chunks_have_no_bound():
-    sender = object.__new__(by_nixl.NixlSender)
-    sender.bootstrap_room = ROOM
-    asked = {ROOM: {"not taken in": SimpleNamespace(is_dummy=False)}}
-    sender.kv_mgr = SimpleNamespace(_dcp_pack_max_tokens=5, transfer_infos=asked, decode_kv_args_table={})
-    assert sender.get_max_transfer_tokens() is None
-
-
 def server(name, *, epoch=3, knows=True):
     """Whose pages have this name, as to weights; ``knows``: whether they are to have one."""
     full = SimpleNamespace(config=SimpleNamespace(knows_weights=knows))
@@ -256,7 +248,7 @@ def hears(manager, why, *, room=ROOM):
 @pytest.fixture
 def meet(manager, be):
     """A decode server asks a prefill server for a room."""
-    manager.decode_kv_args_table = {"10.0.0.2:17": None}
+    manager.decode_kv_args_table = dict.fromkeys(["decode", "10.0.0.2:17"])
     manager.enable_staging = False
 
     def ask(decode, prefill):

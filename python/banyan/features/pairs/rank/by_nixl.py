@@ -70,6 +70,9 @@ class NixlHandOver(HandOver, LayerwiseSender, NixlKVManager):
         self.screen_decode()
         super()._start_decode_listener_thread()
 
+    def may_say(self, said: Any) -> bool:
+        return not isinstance(said, TransferInfo) or said.is_dummy or said.agent_name in self.decode_kv_args_table
+
     def _add_remote_peer(self, decode_kv_args: Any) -> None:
         """Take a decode server in. One that does not fit is refused, and does not end the thread that serves all."""
         if not self.has_place(decode_kv_args.agent_name, decode_kv_args):
@@ -96,14 +99,6 @@ class NixlSender(TellingSender, NixlKVSender):
     """One request's. ``advanced_tokens``: up to where of its prompt advances have begun."""
 
     advanced_tokens = 0
-
-    def get_max_transfer_tokens(self) -> int | None:
-        try:
-            most: int | None = super().get_max_transfer_tokens()
-        except KeyError:
-            # Of a decode server that was not taken in: nothing goes there.
-            return None
-        return most
 
 
 class NixlReceiver(TakingReceiver, PrefillReceiver, NixlKVReceiver):
