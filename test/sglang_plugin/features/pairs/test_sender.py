@@ -5,8 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 from sglang.srt.disaggregation.base.conn import KVPoll
+from sglang.srt.disaggregation.common import conn
 from sglang.srt.disaggregation.common.conn import KVTransferError
 from sglang.srt.disaggregation.prefill import PrefillBootstrapQueue
+from sglang.srt.disaggregation.utils import KVClassType
 from test.sglang_plugin.features.pairs.test_hand_over import (  # noqa: F401
     DECODE,
     ROOM,
@@ -49,6 +51,27 @@ def test_request_when_all_have_been_told_why_it_has_failed_then_they_are_not_tol
     with pytest.raises(KVTransferError, match="the network"):
         sender.failure_exception()
     assert failures(manager) == [[DECODE]]
+
+
+def test_request_when_the_one_before_it_in_its_room_has_failed_behind_its_last_chunk_then_it_is_served(
+    manager,  # noqa: F811
+    monkeypatch,
+):
+    sender = sender_of(manager)
+    asks(manager)
+    manager.conclude_failure(bootstrap_room=ROOM, failure_reason="the network")
+    # As SGLang's worker does behind the last chunk.
+    manager.transfer_infos.pop(ROOM)
+    with pytest.raises(KVTransferError, match="the network"):
+        sender.failure_exception()
+    manager.told.clear()
+    manager.sender_trace_module, manager.is_dummy_cp_rank = None, False
+    monkeypatch.setattr(conn, "get_parallel", lambda: SimpleNamespace(num_dp_ranks=1))
+    kind = manager.engine_module.CLASSES[KVClassType.SENDER]
+    kind(mgr=manager, bootstrap_addr="p:1", bootstrap_room=ROOM, req_has_disagg_prefill_dp_rank=False)
+    asks(manager)
+    assert manager.request_status[ROOM] == KVPoll.WaitingForInput and manager.told == []
+    assert manager.rooms.is_claimed(ROOM)
 
 
 @pytest.mark.parametrize("is_refused", [True, False])

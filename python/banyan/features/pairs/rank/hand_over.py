@@ -286,7 +286,7 @@ class HandOver(PrefillTable):
     def update_status(self, bootstrap_room: int, status: Any) -> None:
         """SGLang says here that a decode server has asked for this room."""
         manager: Any = self
-        if status == KVPoll.WaitingForInput and self._is_given_up(bootstrap_room):
+        if status == KVPoll.WaitingForInput and self.take_given_up(bootstrap_room):
             manager.request_status.setdefault(bootstrap_room, KVPoll.Failed)
             manager.conclude_failure(bootstrap_room=bootstrap_room, failure_reason=GIVEN_UP)
             self._forget_room(bootstrap_room)
@@ -295,7 +295,8 @@ class HandOver(PrefillTable):
         if status == KVPoll.WaitingForInput and self._epochs.get(bootstrap_room) == NEVER:
             manager.conclude_failure(bootstrap_room=bootstrap_room, failure_reason=OTHER_WEIGHTS)
 
-    def _is_given_up(self, room: int) -> bool:
+    def take_given_up(self, room: int) -> bool:
+        """Whether its request was given up before its decode server had asked; from now on it counts as any other."""
         with self._given_up_lock:
             return self._given_up.pop(room, self) is None
 

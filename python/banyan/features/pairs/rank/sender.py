@@ -15,9 +15,11 @@ class TellingSender:
     bootstrap_room: int
     conclude_state: Any
 
-    def __init__(self, *args: Any, **named: Any) -> None:
-        super().__init__(*args, **named)
-        self.kv_mgr.rooms.claim(self.bootstrap_room)
+    def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int, *more: Any, **named: Any) -> None:
+        # One before it in this room may have ended behind its hand-over: as if given up before it was asked for.
+        mgr.take_given_up(bootstrap_room)
+        super().__init__(mgr, bootstrap_addr, bootstrap_room, *more, **named)  # type: ignore[call-arg]
+        mgr.rooms.claim(bootstrap_room)
 
     def clear(self) -> None:
         with self.kv_mgr.unheeded():
