@@ -283,6 +283,16 @@ def test_room_when_the_prefill_server_has_other_weights_then_it_fails_and_the_de
     assert (manager.request_status[ROOM] == KVPoll.Failed) is fails
 
 
+def test_room_when_another_shard_has_given_it_up_for_the_weights_then_the_decode_server_s_shard_hears_why(
+    manager, meet
+):
+    """It names its weights again else."""
+    with pytest.raises(conn.KVTransferError):
+        sender_of(manager).failure_exception()
+    meet(server("a"), server("b"))
+    assert [said["failure_reason"] for said in manager.told if said["targets"]] == [OTHER_WEIGHTS]
+
+
 def test_room_when_its_request_comes_after_it_has_failed_then_that_fails_too(manager, meet):
     meet(server("a"), server("b"))
     sender_of(manager)

@@ -286,13 +286,16 @@ class HandOver(PrefillTable):
     def update_status(self, bootstrap_room: int, status: Any) -> None:
         """SGLang says here that a decode server has asked for this room."""
         manager: Any = self
+        has_others = self._epochs.get(bootstrap_room) == NEVER
         if status == KVPoll.WaitingForInput and self.take_given_up(bootstrap_room):
             manager.request_status.setdefault(bootstrap_room, KVPoll.Failed)
-            manager.conclude_failure(bootstrap_room=bootstrap_room, failure_reason=GIVEN_UP)
+            # Another shard may have given it up for the weights; each of the decode server's has to hear why.
+            why = OTHER_WEIGHTS if has_others else GIVEN_UP
+            manager.conclude_failure(bootstrap_room=bootstrap_room, failure_reason=why)
             self._forget_room(bootstrap_room)
             return
         super().update_status(bootstrap_room, status)  # type: ignore[misc]
-        if status == KVPoll.WaitingForInput and self._epochs.get(bootstrap_room) == NEVER:
+        if status == KVPoll.WaitingForInput and has_others:
             manager.conclude_failure(bootstrap_room=bootstrap_room, failure_reason=OTHER_WEIGHTS)
 
     def take_given_up(self, room: int) -> bool:
