@@ -6,6 +6,7 @@ import queue
 import random
 import threading
 import time
+from collections import defaultdict
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -475,6 +476,23 @@ def test_decode_server_when_it_has_fewer_layers_then_its_transfer_fails_and_the_
     manager._validate_envelope_kv_layout = lambda *_: None
     assert manager.send_kvcache("10.0.0.2:1", pages, [1], pages, None, dst_layer_ids=[0]) == by_mooncake.FAILED
     assert "nothing can be sent to 10.0.0.2:1" in caplog.text
+
+
+def test_worker_of_mooncake_when_a_room_goes_while_it_is_looked_up_then_it_goes_on():
+    class Going(dict):
+        def __contains__(self, room):
+            return self.pop(room, None) is not None
+
+    manager, chunks = of_mooncakes(), queue.Queue()
+    manager.request_status = Going({6: KVPoll.WaitingForInput})
+    manager._staging_outstanding = defaultdict(int)
+    manager.enable_trace, manager.enable_deferred_decode_kv_release = False, True
+    chunks.put(
+        SimpleNamespace(room=6, staging_counted=False, wait_event=None, indices_event=None, prefill_kv_indices=())
+    )
+    chunks.put(None)
+    manager.transfer_worker(chunks, None)
+    assert not manager._staging_outstanding
 
 
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=30))

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from sglang.srt.disaggregation.base.conn import KVPoll
 from sglang.srt.disaggregation.mooncake.conn import (
     KVArgsRegisterInfo,
     MooncakeKVManager,
@@ -76,6 +77,10 @@ class MooncakeHandOver(HandOver, MooncakeKVManager):
     def start_decode_thread(self) -> None:
         self.screen_decode()
         super().start_decode_thread()
+
+    def check_status(self, bootstrap_room: int) -> Any:
+        """A room may go while SGLang's worker looks it up, which ends it: nothing is to be sent there."""
+        return self.request_status.get(bootstrap_room, KVPoll.Failed)
 
     def may_say(self, said: Any) -> bool:
         if isinstance(said, TransferInfo):
