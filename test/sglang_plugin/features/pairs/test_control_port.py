@@ -6,6 +6,7 @@ import queue
 import random
 import threading
 import time
+import tracemalloc
 from collections import defaultdict
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -16,13 +17,14 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 from sglang.srt.disaggregation.base.conn import KVPoll
+from sglang.srt.disaggregation.common.utils import pack_int_lists
 from sglang.srt.disaggregation.mooncake import conn as of_mooncake
 from sglang.srt.disaggregation.nixl.conn import GUARD, KVArgsRegisterInfo, NixlKVManager, TransferInfo
 from test.sglang_plugin.features.pairs.hand_over_rig import AGENT, ENDPOINT, SlowAgent, make_manager
 
 from banyan.features.pairs.asked_rooms import AskedRooms
 from banyan.features.pairs.rank import by_mooncake, by_nixl, hand_over
-from banyan.features.pairs.rank.control_port import MAX_PEERS, REGISTRATION
+from banyan.features.pairs.rank.control_port import MAX_LISTS_BYTES, MAX_PEERS, REGISTRATION
 from banyan.sglang_plugin.rank.reporting import report
 from banyan.telemetry import Counters
 
@@ -230,6 +232,31 @@ def test_room_when_it_has_a_request_and_is_asked_for_by_too_many_bytes_then_the_
     for room in (3, 4):
         manager.rooms.claim(room)
     assert not manager._is_foreign(asking(3)) and manager._is_foreign(asking(4)) and not manager._is_foreign(asking(5))
+
+
+@pytest.mark.parametrize(
+    "of_engine",
+    [lambda: (make_manager(SlowAgent(1)), asking, 8), lambda: (of_mooncakes(), asking_by_mooncake, 6)],
+    ids=["nixl", "mooncake"],
+)
+def test_room_when_it_is_asked_for_by_lists_then_they_are_bounded_and_counted_as_what_they_become(of_engine):
+    """Four bytes make a list: a frame of megabytes makes millions."""
+    manager, asks, place = of_engine()
+    manager.decode_kv_args_table.setdefault(SESSION.decode(), None)
+    message = asks(6)
+    message[place] = pack_int_lists([[]] * (1 << 16), "i")
+    tracemalloc.start()
+    said = manager.messages.read(message)
+    num_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(said.dst_state_indices) == 1 << 16
+    assert not manager._is_foreign(message)
+    manager.rooms = AskedRooms(time.monotonic, max_claimed_bytes=num_bytes)
+    manager.rooms.claim(6)
+    assert manager._is_foreign(message)
+    message = asks(7)
+    message[place] = bytes(MAX_LISTS_BYTES + 1)
+    assert manager._is_foreign(message)
 
 
 def test_peers_when_more_say_where_their_pools_lie_than_there_are_then_the_next_is_not_taken_in(monkeypatch, caplog):

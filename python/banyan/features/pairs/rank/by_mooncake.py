@@ -47,7 +47,7 @@ def _is_likely(said: KVArgsRegisterInfo | TransferInfo) -> bool:
     return 0 < said.dst_attn_tp_size <= MAX_PEERS and 0 <= said.dst_tp_rank < MAX_PEERS
 
 
-MESSAGES = ControlMessages((), KVArgsRegisterInfo.from_zmq, TransferInfo.from_zmq, _is_likely)
+MESSAGES = ControlMessages((), 6, KVArgsRegisterInfo.from_zmq, TransferInfo.from_zmq, _is_likely)
 
 
 def _or_failed(name: str) -> Callable[..., int]:

@@ -44,7 +44,7 @@ def _is_likely(said: KVArgsRegisterInfo | TransferInfo) -> bool:
     return 0 < said.decode_tp_size <= MAX_PEERS and 0 <= said.decode_tp_rank < said.decode_tp_size
 
 
-MESSAGES = ControlMessages((GUARD,), KVArgsRegisterInfo.from_zmq, TransferInfo.from_zmq, _is_likely)
+MESSAGES = ControlMessages((GUARD,), 7, KVArgsRegisterInfo.from_zmq, TransferInfo.from_zmq, _is_likely)
 
 
 class NixlHandOver(HandOver, LayerwiseSender, NixlKVManager):

@@ -28,6 +28,13 @@ MAX_STAGING_CHUNKS = 1 << 16
 DEFERRED_TAGS = (b"BOOTSTRAP",)
 MAX_FRAMES = 64
 MAX_MESSAGE_BYTES = 64 << 20
+MAX_LISTS_BYTES = 1 << 20
+"""Of the frame that SGLang reads into lists of numbers: four times the pages of a prompt of a million tokens, where a
+page is 16."""
+
+LIST_TIMES = 16
+"""How much more than their bytes those lists take, at most: an empty one is told of by four."""
+
 MAX_NAME = 256
 MAX_PEERS = 1024
 """Ranks of decode servers that a rank hears of; and those of one request."""
@@ -45,12 +52,14 @@ class ControlMessages:
 
     Attributes:
         guard: the frames that each message of theirs begins with, besides aborts and those of ``tags``.
+        lists: the place behind these of the frame that is read into lists: what other pools than the first have.
         registration, asking: SGLang's own reading of the two messages, which raises where a part is missing or is not
             what it should be.
         is_likely: whether the numbers of what was read are those of a decode server.
     """
 
     guard: tuple[bytes, ...]
+    lists: int
     registration: Callable[[list[bytes]], Any]
     asking: Callable[[list[bytes]], Any]
     is_likely: Callable[[Any], bool]
@@ -63,13 +72,21 @@ class ControlMessages:
         rest = list(message[len(self.guard) :])
         if tuple(message[: len(self.guard)]) != self.guard or not rest or len(rest) > MAX_FRAMES:
             return None
-        if sum(map(len, rest)) > MAX_MESSAGE_BYTES:
+        if sum(map(len, rest)) > MAX_MESSAGE_BYTES or self._lists_bytes(message) > MAX_LISTS_BYTES:
             return None
         try:
             said = (self.registration if rest[0] == REGISTRATION else self.asking)(rest)
         except (ValueError, IndexError, KeyError, struct.error, ArithmeticError, MemoryError):
             return None
         return said if has_address(said) and self.is_likely(said) else None
+
+    def num_bytes(self, message: Sequence[bytes]) -> int:
+        """What it takes when it has been read, about."""
+        return sum(map(len, message)) + LIST_TIMES * self._lists_bytes(message)
+
+    def _lists_bytes(self, message: Sequence[bytes]) -> int:
+        place = len(self.guard) + self.lists
+        return len(message[place]) if place < len(message) else 0
 
 
 def has_address(said: Any) -> bool:

@@ -176,7 +176,7 @@ class HandOver(PrefillTable):
             return not is_fit
         if not is_fit and _address(said) not in self._refused:
             return True
-        num_bytes = sum(map(len, message))
+        num_bytes = self.messages.num_bytes(message)
         if self.is_asked_for(said.room) or not self.rooms.may_ask(said.room, num_bytes):
             return True
         if message[-1].startswith(OF_WEIGHTS):
