@@ -49,10 +49,6 @@ class AskedRooms:
         self._claimed: dict[int, int] = {}
         """By how many bytes each was asked for."""
 
-    def __len__(self) -> int:
-        """How many wait for their request."""
-        return len(self._waiting.since_s)
-
     def may_ask(self, room: int, num_bytes: int) -> bool:
         """Whether so many bytes more have a place."""
         with self._lock:
@@ -67,7 +63,7 @@ class AskedRooms:
                 self._claimed[room] += num_bytes
             else:
                 self._waiting.add(room, num_bytes, now_s)
-            return self._waiting.take_old(now_s)
+            return [*self._waiting.take_old(now_s), *self._left.take_old(now_s)]
 
     def left(self, room: int) -> list[int]:
         """Its request was given up, and may not be heard of again."""
