@@ -5,7 +5,8 @@ a minute, and nobody else is to wait behind it.
 Invariants
   1. To one address messages go in the order in which they came.
   2. There are no more than ``MAX_ADDRESSES`` threads: further addresses share the first.
-  3. No more than ``MAX_WAITING`` wait for an address. Further ones are not told: their requests end by a time-out.
+  3. No more than ``MAX_WAITING`` wait for an address. Further ones are not told, nor any where the system has no thread
+     left: their requests end by a time-out.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ class MessageThreads:
         self._waiting: dict[Hashable, queue.Queue[Callable[[], Any]]] = {}
 
     def tell(self, address: Hashable, say: Callable[[], Any]) -> None:
-        """Call ``say`` soon, on the thread of that address; here where the system has no thread left."""
+        """Call ``say`` soon, on the thread of that address. Whoever tells waits for nothing, and may hold locks."""
         try:
             self._line(address).put_nowait(say)
         except queue.Full:
             logger.warning("banyan: %d messages wait for %s: one more is not sent", MAX_WAITING, address)
-        except RuntimeError:
-            _say(say)
+        except RuntimeError as error:
+            logger.warning("banyan: there is no thread to tell %s: one message is not sent: %s", address, error)
 
     def _line(self, address: Hashable) -> queue.Queue[Callable[[], Any]]:
         """What waits for it."""

@@ -53,12 +53,12 @@ def test_messages_when_they_are_for_more_addresses_than_may_have_a_thread_then_a
     assert {told.get(timeout=10) for _ in range(5)} == set(range(5)) and len(made._waiting) == 2
 
 
-def test_message_when_there_is_no_thread_left_then_it_is_told_here(monkeypatch):
+def test_message_when_there_is_no_thread_left_then_whoever_tells_does_not_wait_and_it_is_said(monkeypatch, caplog):
     told, made = [], MessageThreads()
 
     def start(*args, **named):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(message_threads, "start_thread", start)
-    made.tell("there", lambda: told.append(threading.get_ident()))
-    assert told == [threading.get_ident()]
+    made.tell("there", lambda: told.append("waits for half a minute"))
+    assert not told and "no thread to tell there" in caplog.text
