@@ -137,8 +137,9 @@ class TakeBacks:
         self._close()
 
     def quiesce(self) -> None:
-        """The pages of the arena, or of the pool, are about to mean something else: wait for the copies; whoever has
-        not gone on yet fails."""
+        """The pages of the arena, or of the pool, are about to mean something else: let go what was promised, and wait
+        for the copies. Requests fail whose pages are being copied; those whose pages are in go on, as any other that
+        the pool has pages of."""
         for each in self._open:
             each.let_go()
             each.settle()
