@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from banyan.sglang_plugin import stop_regex
 from banyan.sglang_plugin.stop_regex import may_not_end
 
 ENDLESS = [
@@ -67,6 +68,24 @@ def test_pattern_when_its_choices_stand_before_much_else_then_each_part_is_looke
     began_s = time.process_time()
     may_not_end(pattern)
     assert time.process_time() - began_s < 5
+
+
+def test_pattern_when_each_prompt_of_a_batch_has_it_then_it_is_looked_at_once(monkeypatch):
+    looks, parse = [], stop_regex.parser.parse
+    monkeypatch.setattr(stop_regex.parser, "parse", lambda pattern: looks.append(pattern) or parse(pattern))
+    assert not any(may_not_end("of a batch: x+y") for _ in range(300))
+    assert looks == ["of a batch: x+y"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "most"),
+    [("abcdefgh" * 30 + "x*y*", 0), ("(?i)" + "abcdefgh" * 30 + "x*y*", 10), ("[ab][cd]" * 30 + "x*y*", 2)],
+)
+def test_pattern_when_parts_of_it_take_the_same_letters_then_these_are_looked_up_once(pattern, most, monkeypatch):
+    compiled, made = [], stop_regex.compiler.compile
+    monkeypatch.setattr(stop_regex.compiler, "compile", lambda part: compiled.append(part) or made(part))
+    may_not_end(pattern)
+    assert len(compiled) <= most
 
 
 def test_pattern_when_it_is_none_then_the_error_is_pythons():

@@ -14,8 +14,10 @@ Refused are
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from re import _compiler as compiler  # type: ignore[attr-defined]
 from re import _constants as ops  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
@@ -30,6 +32,12 @@ ENDLESS = 10_000
 MOST_WAYS = 4 * ENDLESS
 MOST_PATHS, MOST_STEPS, MOST_VARYING, MOST_LOOKS = 16, 256, 32, 4096
 """What is larger is refused: to look at it takes time as well. ``MOST_LOOKS``: at parts of one pattern, in all."""
+
+MOST_REMEMBERED = 1024
+"""Patterns. Each prompt of a batch has those of its request, and is looked at by itself."""
+
+_OF_CHOICES = frozenset("*+?{|")
+"""A pattern without any of these has no repeat and no alternatives."""
 
 _SAMPLE = "".join(map(chr, range(256))) + "ſКы٣一\u2003\u2028\u0301😀"
 
@@ -51,9 +59,12 @@ class _TooLarge(Exception):
     """To look at."""
 
 
+@lru_cache(MOST_REMEMBERED)
 def may_not_end(pattern: str) -> bool:
     """Raises re.error, or RecursionError, for what is no pattern."""
     items = parser.parse(pattern)
+    if _OF_CHOICES.isdisjoint(pattern):
+        return False
     if _may_not_end(items, is_repeated=False):
         return True
     try:
@@ -101,6 +112,7 @@ class _Paths:
         self._state = pattern.state
         self._alphabet = "".join(sorted({*_SAMPLE, *_named(pattern)}))
         self._any = (1 << len(self._alphabet)) - 1
+        self._taken: dict[Any, int] = {}
         self._num_looks = 0
 
     def of(self, items: Iterable[tuple[Any, Any]]) -> list[_Path]:
@@ -145,8 +157,13 @@ class _Paths:
         return [times + path * least + _uncertain(path) * (most - least) for path in paths]
 
     def _taken_by(self, op: Any, value: Any) -> int:
-        matcher = compiler.compile(parser.SubPattern(self._state, [(op, value)]))
-        return sum(1 << place for place, letter in enumerate(self._alphabet) if matcher.match(letter))
+        if op is ops.LITERAL and not self._state.flags & re.IGNORECASE:
+            return 1 << self._alphabet.index(chr(value))
+        name = op, tuple(value) if isinstance(value, list) else value
+        if name not in self._taken:
+            matcher = compiler.compile(parser.SubPattern(self._state, [(op, value)]))
+            self._taken[name] = sum(1 << found.start() for found in matcher.finditer(self._alphabet))
+        return self._taken[name]
 
 
 def _named(items: Any) -> Iterator[str]:

@@ -241,6 +241,18 @@ def test_samples_when_they_are_few_of_each_of_many_prompts_then_all_are_counted(
     admitted(input_ids=None, input_embeds=[[0.1]] * 17, sampling_params={"n": 4096})
 
 
+def test_patterns_when_they_are_few_of_each_of_many_prompts_then_all_are_counted():
+    """Looking at them, and SGLang's own look, would keep all others waiting for minutes."""
+    patterns = [f"{number:02}" + "x" * 253 + "+" for number in range(32)]
+    others = [{"stop_regex": [f"{number:03}{pattern[3:]}" for pattern in patterns]} for number in range(300)]
+    for params in ({"stop_regex": patterns}, others):
+        with pytest.raises(clients.BadRequest, match="stop_regex: 2457600 characters of all prompts, 65536 at most"):
+            admitted(input_ids=[[1]] * 300, sampling_params=params)
+    admitted(input_ids=[[1]] * 8, sampling_params={"stop_regex": patterns})
+    admitted(input_ids=[1] * 300, sampling_params={"stop_regex": patterns})
+    admitted(input_ids=[[1]] * 300, sampling_params=[{"stop_regex": "a+"}, {}, {"stop_regex": ["b", "c"]}] * 100)
+
+
 @pytest.mark.parametrize("mode", ["prefill", "decode"])
 @pytest.mark.parametrize("params", [{"n": 2}, [{"n": 1}, {"n": 3}]])
 def test_samples_when_a_pair_is_asked_for_several_of_a_prompt_then_the_request_is_refused(params, mode, monkeypatch):

@@ -44,6 +44,10 @@ MOST_SAMPLES = 4096
 MOST_SAMPLES_IN_ALL = 1 << 16
 """Of all prompts of a request that wants several of each."""
 
+MOST_PATTERN_CHARACTERS_IN_ALL = 1 << 16
+"""Of ``stop_regex``, of all prompts of a request: SGLang takes a pattern apart anew for each of them, and meanwhile
+nobody else is served."""
+
 
 HEALTH_RANKS_PATH = "/health_ranks"
 HEALTH_PATHS = ("/health", "/health_generate", HEALTH_RANKS_PATH)
@@ -147,6 +151,25 @@ def _check_samples(obj: Any) -> None:
             )
 
 
+def _check_patterns(obj: Any) -> None:
+    sampling = getattr(obj, "sampling_params", None)
+    if isinstance(sampling, list):
+        num_characters = sum(map(_pattern_characters, sampling))
+    else:
+        num_characters = _num_prompts(obj) * _pattern_characters(sampling)
+    if num_characters > MOST_PATTERN_CHARACTERS_IN_ALL:
+        raise BadRequest(
+            f"sampling_params: stop_regex: {num_characters} characters of all prompts, "
+            f"{MOST_PATTERN_CHARACTERS_IN_ALL} at most: send fewer prompts at once"
+        )
+
+
+def _pattern_characters(params: Any) -> int:
+    patterns = params.get("stop_regex") if isinstance(params, dict) else None
+    patterns = [patterns] if isinstance(patterns, str) else patterns
+    return sum(len(one) for one in patterns if isinstance(one, str)) if isinstance(patterns, list) else 0
+
+
 def _num_prompts(obj: Any) -> int:
     texts, ids, embeds = (getattr(obj, name, None) for name in ("text", "input_ids", "input_embeds"))
     # One prompt's own are a number, or a row of numbers, for each of its tokens.
@@ -179,6 +202,7 @@ def _check(obj: Any, manager: Any) -> None:
         obj.received_time = None
     _check_labels(getattr(obj, "custom_labels", None))
     _check_samples(obj)
+    _check_patterns(obj)
     hints = getattr(obj, "kv_hints", None)
     if hints:
         obj.kv_hints = [_allowed(one) for one in hints] if isinstance(hints, list) else _allowed(hints)
