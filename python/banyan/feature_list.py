@@ -120,9 +120,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature(
         name="answers",
         instead="answers count tokens of peers and stores as SGLang's host, and prompts are not counted",
-        needed_by=lambda asked: (
-            "--banyan-no-answer-details" if asked.config.shares and not asked.config.answer_details else ""
-        ),
+        needed_by=lambda asked: "" if asked.config.answer_details else "--banyan-no-answer-details",
     ),
     Feature(name="guards", instead="SGLang does there as without Banyan", is_severable=True),
     Feature(name="observe", instead="what it tells is missing", is_severable=True),

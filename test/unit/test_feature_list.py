@@ -72,11 +72,17 @@ def test_server_when_a_feature_is_off_then_it_is_refused_only_where_it_cannot_do
     assert features.refusals({}, asked) == []
 
 
+ALONE = Config(share="off", policy="sglang")
+
+
 @pytest.mark.parametrize("name", sorted(NEEDED_BY))
 def test_server_when_it_shares_nothing_then_nothing_of_sharing_is_needed(name):
-    asked = NEEDED_BY[name][0]
-    alone = replace(asked, config=Config(share="off", policy="sglang", answer_details=asked.config.answer_details))
-    assert features.needed(alone) == ["core"]
+    assert features.needed(replace(NEEDED_BY[name][0], config=ALONE)) == ["core"]
+
+
+def test_server_when_it_shares_nothing_and_is_to_hide_where_tokens_were_cached_then_it_needs_what_hides_it():
+    hiding = replace(ASKED, config=replace(ALONE, answer_details=False))
+    assert features.needed(hiding) == ["core", "answers"]
 
 
 def test_placement_when_it_is_off_then_sglang_chooses_and_nothing_is_looked_up():

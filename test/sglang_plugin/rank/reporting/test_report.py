@@ -150,6 +150,14 @@ def test_details_when_nothing_is_shared_then_they_are_sglangs(monkeypatch, confi
     assert told(details, SimpleNamespace()) is details
 
 
+def test_details_when_they_are_switched_off_and_nothing_is_shared_then_an_answer_has_none(monkeypatch):
+    """SGLang's own say as well what others have sent."""
+    monkeypatch.setattr(report.runtime, "config", lambda: Config(share="off", policy="sglang", answer_details=False))
+    req = SimpleNamespace()
+    assert told({"device": 16, "host": 64}, req) is None
+    assert report.told_details(None, req) == (None,)
+
+
 def test_prompt_when_its_pages_did_not_land_then_the_run_after_that_is_counted_alone(sharing, monkeypatch):
     rank = rank_that_counts()
     asked = []

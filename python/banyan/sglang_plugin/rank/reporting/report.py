@@ -65,6 +65,7 @@ def around_get_cached_tokens_details(
     if config is None:
         return details
     if not config.shares:
+        details = details if config.answer_details else None
         req.banyan_told = _CACHED_TOKENS(req), (details,)
         return details
     _count_once(details or {}, req)
