@@ -8,25 +8,51 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from banyan.config import Config
+    from banyan.feature import Asked
 
 
-_OF_NODES = ("--banyan-secret-file", "--banyan-in-flight-kb")
+_OF_MOVING = ("--banyan-min-fetch-tokens", "--banyan-plan", "--banyan-copy-")
+_OF_NODES = ("--banyan-in-flight-kb", "--banyan-carrier")
 _OF_SHARING = (
-    "--banyan-host-gb",
-    "--banyan-keep-host-arena",
-    "--banyan-store",
-    "--banyan-listen",
-    "--banyan-peers",
+    *("--banyan-host-gb", "--banyan-keep-host-arena", "--banyan-store", "--banyan-listen", "--banyan-peers"),
+    *("--banyan-told-share", "--banyan-tenant-share", "--banyan-tell-lines", "--banyan-no-prefix-hints"),
+    *_OF_MOVING,
     *_OF_NODES,
 )
 
 
-def idle_lines(asked: Config, given: Sequence[str]) -> list[str]:
+def idle_lines(asked: Asked, given: Sequence[str]) -> list[str]:
     """A line for each reason why flags that were given do nothing."""
+    wanted, is_of_a_pair = asked.config, asked.disaggregation_mode != "null"
+    has_nodes = wanted.shares and wanted.deals_with_nodes
+    has_one_rank = asked.layout is not None and asked.layout.num_ranks == 1
     causes = (
-        (not asked.shares, _OF_SHARING, "with --banyan-share off: nothing is kept or lent"),
-        (asked.shares and not asked.store, ("--banyan-store-",), "without --banyan-store: no effect"),
-        (asked.shares and not asked.deals_with_nodes, _OF_NODES, "without --banyan-listen, --banyan-peers: no effect"),
+        (not wanted.shares, _OF_SHARING, "with --banyan-share off: nothing is kept or lent"),
+        (
+            wanted.shares and not wanted.fetches and not wanted.has_arena,
+            _OF_MOVING,
+            "with --banyan-share index and no host arena: nothing is moved",
+        ),
+        (wanted.shares and not wanted.store, ("--banyan-store-",), "without --banyan-store: no effect"),
+        (
+            any(place.startswith("mooncake://") for place in wanted.store),
+            ("--banyan-store-gb",),
+            "with mooncake://: the clients that contribute memory set the capacity",
+        ),
+        (wanted.shares and not has_nodes, _OF_NODES, "without --banyan-listen, --banyan-peers: no effect"),
+        (has_nodes and not wanted.listen, ("--banyan-in-flight-kb",), "without --banyan-listen: nothing is lent"),
+        (
+            not has_nodes and not is_of_a_pair,
+            ("--banyan-secret-file", "--banyan-dscp"),
+            "without --banyan-listen, --banyan-peers or --disaggregation-mode: no effect",
+        ),
+        (not is_of_a_pair, ("--banyan-ib-service-level",), "without --disaggregation-mode: no effect"),
+        (
+            wanted.policy == "sglang" or has_one_rank,
+            ("--banyan-hot-rank-factor",),
+            "with --banyan-policy sglang or one rank: Banyan chooses no rank",
+        ),
+        (asked.device == "cpu", ("--banyan-copy-",), "with --device cpu: no effect"),
     )
     idle = [([flag for flag in given if flag.startswith(names)], why) for applies, names, why in causes if applies]
     return [f"{', '.join(flags)} {why}" for flags, why in idle if flags]

@@ -130,7 +130,7 @@ def _turned_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
 def _turn_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
     try:
         layout = layout_of(args)
-        wanted = _wanted(asked, layout)
+        wanted = _wanted(asked, args, layout)
     except ValueError as error:
         runtime.refuse(str(error))
     reasons = [*refusals(facts(args, wanted, layout)), *mode_refusals(modes(args))] if wanted.shares else []
@@ -157,7 +157,7 @@ def _turn_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
     return carried
 
 
-def _wanted(asked: argparse.Namespace, layout: Layout) -> Config:
+def _wanted(asked: argparse.Namespace, args: Any, layout: Layout) -> Config:
     """
     Raises:
         ValueError: naming the flag that is out of range, or those that do not go together.
@@ -166,7 +166,7 @@ def _wanted(asked: argparse.Namespace, layout: Layout) -> Config:
     wanted = config.take_flags(asked, default_policy=LEVEL_POLICY if layout.steps_together else DEFAULT_POLICY)
     assert wanted is not None
     runtime.log_as_asked(wanted, "main")
-    for line in idle_lines(wanted, given):
+    for line in idle_lines(asked_of(args, wanted, layout), given):
         logger.warning("banyan: %s", line)
     return _with_member_slots(wanted, layout)
 
