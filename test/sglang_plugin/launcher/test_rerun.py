@@ -5,6 +5,7 @@ import asyncio
 import json
 from contextlib import nullcontext
 from http import HTTPStatus
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -144,6 +145,14 @@ def test_end_when_it_is_another_then_passed_on(end):
 
 def test_stream_when_tokens_were_given_then_no_second_run():
     assert ask(Engine(["first", ABORT], ["never"]), stream=True) == ["first", ABORT]
+
+
+@pytest.mark.parametrize("several", [{"input_ids": [[1, 2], [3, 4]]}, {"sampling_params": {"n": 2}}])
+def test_stream_when_it_is_of_several_prompts_or_samples_then_no_second_run_as_the_runbook_says(several):
+    end = ABORT | {"index": 0}
+    assert ask(Engine([end, "of the other"], ["never"]), stream=True, **several) == [end, "of the other"]
+    page = " ".join((Path(__file__).parents[3] / "docs" / "runbook.md").read_text().split())
+    assert "in three cases: several prompts in one stream, several samples of a prompt (`n`) in one stream" in page
 
 
 def test_second_run_when_it_fails_too_then_the_client_is_told():

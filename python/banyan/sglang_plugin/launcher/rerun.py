@@ -134,8 +134,8 @@ async def _with_session(obj: Any, request: Any) -> Any:
 
 
 def _is_load_failure(answer: Any) -> bool:
-    """Whether a stream ends before its first token, for this reason. A list of prompts in one stream is not run again:
-    the answers of the others are under way."""
+    """Whether a stream ends before its first token, for this reason. Several prompts in one stream, or several samples
+    of one, are not run again: the answers of the others are under way."""
     if not isinstance(answer, dict) or "index" in answer:
         return False
     reason = answer.get("meta_info", {}).get("finish_reason")
