@@ -39,12 +39,33 @@ class Kernel:
         """A size of ``/proc/meminfo``; 0 where it is not named."""
         return int((self.field("proc/meminfo", name).split() or ["0"])[0]) << 10
 
-    def limit(self, name: str) -> int | None:
-        """The tightest limit of this name over the control groups of this process; None for no limit."""
-        group = self.text("proc/self/cgroup").rpartition("::")[2].strip().strip("/")
-        folders = [Path("sys/fs/cgroup"), *(Path("sys/fs/cgroup").joinpath(part) for part in _upwards(group))]
-        limits = [self.text(str(folder / name)) for folder in folders]
+    def groups(self, controller: str) -> list[str]:
+        """The folders of this process's control groups, of the older kind those of this controller. In a container a
+        group's path may be that of the host, which is not there: the top is then the container's own."""
+        found = []
+        for line in self.text("proc/self/cgroup").splitlines():
+            _number, controllers, path = line.split(":", 2)
+            if not controllers or controller in controllers.split(","):
+                top = f"sys/fs/cgroup/{controller if controllers else ''}".rstrip("/")
+                found += [top, *(f"{top}/{part}" for part in _upwards(path.strip("/")))]
+        return found
+
+    def memory_limit(self, *names: str) -> int | None:
+        """The tightest limit of these names over the control groups of this process; None for no limit."""
+        limits = [self.text(f"{folder}/{name}") for folder in self.groups("memory") for name in names]
         return min((int(limit) for limit in limits if limit.isdigit()), default=None)
+
+    def processor_quota(self) -> float | None:
+        """The same of processors."""
+        found = []
+        for folder in self.groups("cpu"):
+            # "quota period", in microseconds; "max" for no quota, or -1 in a group of the older kind.
+            words = self.text(f"{folder}/cpu.max").split() or [
+                self.text(f"{folder}/cpu.cfs_{name}_us") for name in ("quota", "period")
+            ]
+            if all(word.isdigit() for word in words):
+                found.append(int(words[0]) / int(words[1]))
+        return min(found, default=None)
 
 
 def _upwards(group: str) -> list[str]:
@@ -83,7 +104,8 @@ def memory(kernel: Kernel) -> Finding:
 
 
 def memory_limit(kernel: Kernel) -> Finding:
-    limit_bytes, total_bytes = kernel.limit("memory.max"), kernel.kib_as_bytes("MemTotal")
+    limit_bytes = kernel.memory_limit("memory.max", "memory.limit_in_bytes")
+    total_bytes = kernel.kib_as_bytes("MemTotal")
     if limit_bytes is None or (total_bytes and limit_bytes >= total_bytes):
         return Finding("memory of the control group", True, "no limit below the machine's")
     hint = "pools on the CPU and the host arena count against it: raise it by --banyan-host-gb, or lower that"
@@ -92,7 +114,7 @@ def memory_limit(kernel: Kernel) -> Finding:
 
 def swap(kernel: Kernel) -> Finding:
     total_bytes = kernel.kib_as_bytes("SwapTotal")
-    if not total_bytes or kernel.limit("memory.swap.max") == 0:
+    if not total_bytes or kernel.memory_limit("memory.swap.max") == 0:
         return Finding("swap", True, "none for this process")
     hint = "an arena that is not pinned may be swapped out, and is then slower than computing: swapoff -a"
     return Finding("swap", True, f"{total_bytes / GIB:.1f} GiB", hint=hint)
@@ -110,9 +132,8 @@ def overcommit(kernel: Kernel) -> Finding:
 
 def processors(kernel: Kernel) -> Finding:
     num_online = len(re.findall(r"^processor\s*:", kernel.text("proc/cpuinfo"), re.MULTILINE))
-    # "quota period", in microseconds; "max" for no quota.
-    quota, _, period = kernel.text("sys/fs/cgroup/cpu.max").partition(" ")
-    num_usable = min(num_online, int(quota) / int(period)) if quota.isdigit() and period.isdigit() else num_online
+    quota = kernel.processor_quota()
+    num_usable = num_online if quota is None else min(num_online, quota)
     detail = f"{num_usable:g} of {num_online}" if num_usable != num_online else f"{num_online}"
     if num_usable >= 2:
         return Finding("processors", True, detail)

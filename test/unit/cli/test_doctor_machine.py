@@ -61,6 +61,29 @@ CASES = {
     ),
     "one processor": ("processors", {"proc/cpuinfo": "processor\t: 0\n"}, "two processors"),
     "a quota": ("processors", {"sys/fs/cgroup/cpu.max": "50000 100000\n"}, "two processors"),
+    "control group limit of the older kind": (
+        "memory of the control group",
+        {
+            "proc/self/cgroup": "9:cpu,cpuacct:/box\n4:memory:/box/inner\n0::/\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+            "sys/fs/cgroup/memory/box/memory.limit_in_bytes": "4294967296\n",
+        },
+        "--banyan-host-gb",
+    ),
+    "a quota of the older kind": (
+        "processors",
+        {
+            "proc/self/cgroup": "9:cpu,cpuacct:/box/of/the/host\n4:memory:/\n",
+            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "50000\n",
+            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+        },
+        "two processors",
+    ),
+    "a quota of a group within": (
+        "processors",
+        {"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "150000 100000\n"},
+        "two processors",
+    ),
     "two memory nodes": (
         "memory nodes",
         {"sys/devices/system/node/node0/x": "", "sys/devices/system/node/node1/x": ""},
@@ -92,11 +115,22 @@ def test_overcommit_when_the_kernel_never_does_then_bad_and_the_way_out(found):
     assert not finding.is_ok and "sysctl vm.overcommit_memory=0" in str(finding)
 
 
+def test_machine_when_groups_of_the_older_kind_limit_nothing_then_all_of_it_counts(found):
+    free = {
+        "proc/self/cgroup": "9:cpu,cpuacct:/\n4:memory:/\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+        "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+        "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+    }
+    assert found("memory of the control group", **free).detail == "no limit below the machine's"
+    assert found("processors").detail == "2"
+
+
 def test_limit_when_groups_are_nested_then_the_tightest_counts(tmp_path):
     for path, text in (("", "max"), ("a/", "900"), ("a/b/", "max")):
         (tmp_path / "sys/fs/cgroup" / path).mkdir(parents=True, exist_ok=True)
         (tmp_path / "sys/fs/cgroup" / path / "memory.max").write_text(text)
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/a/b\n")
-    assert Kernel(tmp_path).limit("memory.max") == 900
-    assert Kernel(tmp_path).limit("memory.swap.max") is None
+    assert Kernel(tmp_path).memory_limit("memory.max") == 900
+    assert Kernel(tmp_path).memory_limit("memory.swap.max") is None
