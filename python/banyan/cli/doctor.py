@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import sys
@@ -151,8 +152,12 @@ def _huge_pages() -> Finding:
 
 def _kept_arena() -> Finding:
     folder = Path(config.KEEP_FOLDER)
-    # Blocks of 512 bytes, whatever the file system.
-    held_bytes = sum(path.stat().st_blocks * 512 for path in folder.glob("*/*"))
+    held_bytes = 0
+    for path in folder.glob("*/*"):
+        # A server that starts or ends takes them away.
+        with contextlib.suppress(OSError):
+            # Blocks of 512 bytes, whatever the file system.
+            held_bytes += path.lstat().st_blocks * 512
     hint = "they stay when no server runs: remove the folder to have them back" if held_bytes else ""
     return Finding("kept host arena", True, f"{held_bytes / config.GIB:.2f} GiB in {folder}", hint=hint)
 

@@ -82,6 +82,7 @@ def test_kept_arena_when_it_holds_memory_then_how_to_have_it_back(monkeypatch, t
     assert not doctor._kept_arena().hint
     (tmp_path / "arena").mkdir()
     (tmp_path / "arena" / "part-0").write_bytes(b"x" * 8192)
+    (tmp_path / "arena" / "part-1").symlink_to("nowhere")
     assert "remove the folder" in doctor._kept_arena().hint
 
 
