@@ -221,6 +221,14 @@ def test_start_when_the_model_has_windows_then_failures_of_this_process_are_coun
     assert (table.num_slots, table.num_failures) == (8, 2)
 
 
+def test_start_when_a_program_starts_two_engines_then_the_ranks_of_both_find_where_they_meet():
+    both = [runtime.bookkeeping(prepare_server_args([*BASE, "--enable-banyan"])) for _ in range(2)]
+    for carried in both:
+        assert _native.RankTable.open(carried["rank_table"]).num_slots == 4
+        flags.reserve_window_slots(carried)
+        assert _native.RankTable.open(carried["rank_table"]).num_slots == 8
+
+
 def test_start_when_the_ranks_leave_no_member_slots_then_without_the_arena_and_said(capsys):
     args = prepare_server_args([*BASE[:-1], "40", "--enable-banyan"])
     carried = runtime.bookkeeping(args)

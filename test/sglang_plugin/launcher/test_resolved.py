@@ -15,11 +15,11 @@ from sglang.srt.models.llama import LlamaForCausalLM, LlamaModel
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import prepare_server_args
 
-from banyan import faults, patches
+from banyan import _native, faults, patches
 from banyan.layout import Layout
 from banyan.layout.checkpoint import is_by_content
 from banyan.refusals.models import LLAMAS, SPLIT_DRAFTS
-from banyan.sglang_plugin import model_files, seams
+from banyan.sglang_plugin import model_files, runtime, seams
 from banyan.sglang_plugin.launcher import adapters, flags, resolved
 from benchmark.modes.rows import CHAIN
 
@@ -167,12 +167,15 @@ def test_model_when_its_configuration_cannot_be_looked_at_then_refused_and_not_s
     assert "ValueError: config namespace 'exec' not published" in line and "--banyan-share off" in line
 
 
+def num_slots_of(args):
+    return _native.RankTable.open(runtime.bookkeeping(args)["rank_table"]).num_slots
+
+
 @pytest.mark.parametrize("changes, num_slots", [({}, 4), ({"sliding_window": 32, **WINDOWS}, 8)])
 def test_model_when_it_has_windows_then_the_ranks_meet_where_there_is_room_for_window_pages(
     resolve, changes, num_slots
 ):
-    resolve(**changes)
-    assert flags._rank_table.num_slots == num_slots
+    assert num_slots_of(resolve(**changes)) == num_slots
 
 
 @pytest.fixture
@@ -194,8 +197,7 @@ def test_model_when_it_needs_a_feature_that_is_off_then_refused_by_name(resolve,
 
 
 def test_model_when_it_has_windows_and_ranks_are_on_gpus_then_it_starts(resolve):
-    resolve("--device", "cuda", sliding_window=32, **WINDOWS)
-    assert flags._rank_table.num_slots == 8
+    assert num_slots_of(resolve("--device", "cuda", sliding_window=32, **WINDOWS)) == 8
 
 
 @pytest.mark.parametrize("flags", [["--device", "cuda"], []], ids=["on a GPU", "on a CPU"])
@@ -222,8 +224,7 @@ STATES = {
 
 
 def test_model_when_it_has_states_then_sglang_keeps_them_and_the_ranks_meet_where_there_is_room(resolve):
-    resolve(**STATES)
-    assert flags._rank_table.num_slots == 8
+    assert num_slots_of(resolve(**STATES)) == 8
 
 
 def test_model_when_it_has_states_and_nothing_is_shared_then_sglang_keeps_them_on_the_cpu_all_the_same(resolve):

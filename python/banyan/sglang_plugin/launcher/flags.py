@@ -61,8 +61,9 @@ F = TypeVar("F")
 
 HTTP_WORKER = "banyan.sglang_plugin.launcher.http_worker:app"
 
-_rank_table: _native.RankTable | None = None
-"""Keeps the ranks' rendezvous open for as long as this process, their ancestor, lives."""
+_rank_tables: dict[str, _native.RankTable] = {}
+"""By path: keeps the ranks' rendezvous open for as long as this process, their ancestor, lives. A program may have
+several Engines."""
 
 
 def after_add_cli_args(result: None, parser: argparse.ArgumentParser) -> None:
@@ -274,10 +275,10 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
 
 def _make_rank_table(num_slots: int) -> str:
     """The path of the table at which the ranks meet, and where this process counts its failures."""
-    global _rank_table
-    _rank_table = _native.RankTable.create(num_slots)
-    faults.count_at(_rank_table.count_failure)
-    return _rank_table.path
+    rank_table = _native.RankTable.create(num_slots)
+    _rank_tables[rank_table.path] = rank_table
+    faults.count_at(rank_table.count_failure)
+    return rank_table.path
 
 
 def _tenant_refusals(wanted: Config, args: Any) -> list[str]:
@@ -397,10 +398,12 @@ def kinds(args: Any, wanted: Config, layout: Layout, model: ModelFacts) -> KindF
 def reserve_window_slots(carried: dict[str, Any]) -> None:
     """The model keeps its windows, or states, apart: the ranks meet at a rank table with slots for these too. No rank
     has been started yet."""
-    if _rank_table is None or _rank_table.path != carried["rank_table"]:
+    small = carried["rank_table"]
+    if small not in _rank_tables:
         # Another process than the one that made it.
         return
     carried["rank_table"] = _make_rank_table(Layout.from_dict(carried["layout"]).num_slots_with_windows)
+    del _rank_tables[small]
 
 
 def modes(args: Any) -> ModeFacts:
