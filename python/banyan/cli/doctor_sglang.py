@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from banyan.cli.doctor_limits import SERVER_PORT, port
@@ -66,14 +67,19 @@ def _of_a_state(said: dict[str, Any]) -> str:
 def launch_arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """``(variables, arguments)`` of a launch command, which may be given whole; variables are the NAME=VALUE before
     it."""
-    # What starts the server may have flags of its own, as `numactl --interleave=all` does.
-    behind = next((number + 1 for number, word in enumerate(words) if word in ("sglang.launch_server", "serve")), 0)
+    # What starts the server may have flags of its own, as `numactl --interleave=all` does; a model may be called serve.
+    starts = (
+        number + 1
+        for number, word in enumerate(words)
+        if word == "sglang.launch_server" or (word == "serve" and number and Path(words[number - 1]).name == "sglang")
+    )
+    behind = next(starts, 0)
     flags = (number for number, word in enumerate(words) if number >= behind and word.startswith("--"))
     first = next(flags, len(words))
     command, arguments = words[:first], list(words[first:])
-    if "serve" in command[:-1]:
+    if behind and words[behind - 1] == "serve" and len(command) > behind:
         # `sglang serve MODEL`
-        arguments[:0] = ["--model-path", command[command.index("serve") + 1]]
+        arguments[:0] = ["--model-path", command[behind]]
     return [word for word in command if VARIABLE.match(word)], arguments
 
 

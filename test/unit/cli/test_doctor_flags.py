@@ -23,6 +23,9 @@ WELL = {
         ("sglang serve --dp 2", "", "--dp 2"),
         ("sglang serve M --dp 2", "", "--model-path M --dp 2"),
         ("A_1=x B= sglang serve M", "A_1=x B=", "--model-path M"),
+        ("numactl --interleave=all /bin/sglang serve M --dp 2", "", "--model-path M --dp 2"),
+        ("--model-path M --served-model-name serve --dp 2", "", "--model-path M --served-model-name serve --dp 2"),
+        ("sglang serve M --served-model-name serve --dp 2", "", "--model-path M --served-model-name serve --dp 2"),
         ("env A=0|1 python -m sglang.launch_server --config c=d.yaml", "A=0|1", "--config c=d.yaml"),
     ],
 )
