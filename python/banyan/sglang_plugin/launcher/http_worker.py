@@ -19,6 +19,7 @@ load_plugins()
 # Imported behind the hooks: it takes some of what they are put on by name.
 from sglang.srt.entrypoints.http_server import app  # noqa: E402
 
+from banyan.sglang_plugin.launcher import ending  # noqa: E402
 from banyan.sglang_plugin.launcher.loads import rank_table_at  # noqa: E402
 
 __all__ = ["app"]
@@ -33,3 +34,6 @@ def _count_failure() -> None:
 
 
 faults.count_at(_count_failure)
+if runtime.is_on("guards", "46-ending"):
+    # Here, and by no hook: where SGLang sets a worker up its application runs, and takes nothing more in front of it.
+    ending.add_to(app)
