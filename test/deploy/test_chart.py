@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the chart says of servers that lend to each other: what they would refuse is refused before."""
+"""What the chart says of servers that lend to each other, and of tenants: what could not work is refused before."""
 
 from __future__ import annotations
 
@@ -22,6 +22,16 @@ def test_servers_that_lend_when_no_secret_is_named_then_the_chart_says_which_val
     with pytest.raises(RuntimeError, match=r"server\.secretName"):
         chart.rendered(values)
     assert "secret-file" in chart.rendered(f"{values},server.secret-file=/models/secret")
+
+
+@pytest.mark.parametrize(
+    "values", ["server.tenant-secret-file=/models/secret", "router.settings.tenants-file=/models/tenants.toml"]
+)
+def test_tenants_when_the_charts_router_would_have_to_know_them_then_the_chart_says_what_to_do(values):
+    with pytest.raises(RuntimeError, match=r"cannot serve tenants.*router\.enabled=false"):
+        chart.rendered(values)
+    alone = chart.rendered("server.tenant-secret-file=/models/secret,router.enabled=false")
+    assert 'banyan-tenant-secret-file: "/models/secret"' in alone
 
 
 def test_servers_that_lend_when_a_secret_is_named_then_they_take_their_flags_and_nobody_else_reads_it():
