@@ -174,6 +174,13 @@ RULES = (
         "copies do not land: their requests are run again without the cache, or end with 503",
         "No token is wrong. A store that is too small loses pages under their readers, and flushes cut reads off: see "
         "read_failed_pages, and pull_failed_pages for other nodes. Else look for `banyan:` in the rank's log.",
+    Rule(
+        "BanyanFault",
+        WARNING,
+        Grown("num_failures"),
+        "something of Banyan's has failed; SGLang was spared it",
+        "Look for `banyan:` in the server's log, and report it. Every rank shows it, whichever process it was in.",
+    ),
     ),
     Rule(
         "BanyanThreadEnded",

@@ -37,7 +37,8 @@ GAUGES = {
 """By their names in /server_info, with their meaning for /metrics."""
 
 STATE_COUNTERS = {
-    "num_failures": "faults of Banyan's own in any process of this server, which SGLang was spared; please report them",
+    "num_failures": "faults of Banyan's own in any process of this server on this node, which SGLang was spared: every "
+    "rank and shard shows all of them; please report them",
     "num_arena_evicted_pages": "pages that this rank's part of the host arena has evicted since the start",
 }
 """Of the same state, what only grows."""
