@@ -27,8 +27,18 @@ SERVER_RULES = (
         "quarter of an hour; for longer, watch `up` of your own job.",
         "",
     ),
+    (
+        "BanyanRankSilent",
+        "warning",
+        f"{SERIES['num_silent_ranks'].name} > 0",
+        "1m",
+        "a rank has requests and has not reported for half a minute",
+        "Its process is stopped, or in a step that does not end: the server's log names it. Look at `py-spy dump`.",
+        "",
+    ),
 )
-"""Of servers as a whole. The last word of each rule: the label that its summary names beside the instance, if any."""
+"""Of servers as a whole: what no rank shows. The last word of each rule: the label that its summary names beside the
+instance, if any."""
 
 ROUTER_RULES = (
     (

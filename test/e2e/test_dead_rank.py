@@ -12,6 +12,8 @@ import pytest
 from test.e2e.conftest import Client, until
 from test.e2e.test_hostile import prompt, serve
 
+from banyan.cli import top
+from banyan.observe.asking import Unanswered
 from benchmark.servers import wait_ready
 
 pytestmark = pytest.mark.e2e
@@ -32,9 +34,7 @@ def test_server_when_a_ranks_process_is_killed_then_it_ends_soon_and_says_which(
         assert f"scheduler 2 of 2 (pid={pid}) crashed" in server.log_path.read_text()
 
 
-def test_server_when_a_rank_stands_still_then_log_probes_and_the_other_ranks_metrics_say_so_and_it_serves(
-    alone, tmp_path
-):
+def test_server_when_a_rank_stands_still_then_log_probes_and_metrics_say_so_and_it_serves(alone, tmp_path):
     with serve(tmp_path, "on", "--enable-metrics") as server:
         wait_ready([server])
         client = Client(server)
@@ -49,8 +49,11 @@ def test_server_when_a_rank_stands_still_then_log_probes_and_the_other_ranks_met
                     timeout_s=3 * PATIENCE_S,
                 )
                 assert health(client, "/health_ranks") == 503
-                # A rank shows its figures when it has computed.
-                until(lambda: client.generate(prompt(60, 3)) and num_silent(client) == 1.0, timeout_s=3 * PATIENCE_S)
+                # No rank has computed since.
+                until(lambda: num_silent(client) == 1.0)
+                with pytest.raises(Unanswered, match="do not report: 1"):
+                    top.look(server.url, None)
+                client.generate(prompt(60, 3))
             finally:
                 os.kill(pid, signal.SIGCONT)
             assert len(stuck.result(PATIENCE_S)[0]) == 12
@@ -68,5 +71,5 @@ def health(client, path):
 
 
 def num_silent(client):
-    lines = [line for line in client.get("/metrics").splitlines() if line.startswith("banyan:num_silent_ranks{")]
-    return max((float(line.split()[-1]) for line in lines), default=None)
+    (line,) = [line for line in client.get("/metrics").splitlines() if line.startswith("banyan:num_silent_ranks")]
+    return float(line.split()[-1])

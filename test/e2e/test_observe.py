@@ -145,7 +145,7 @@ def test_metrics_when_a_server_runs_then_each_that_is_described_is_there(banyan,
 
     def missing():
         lines = banyan.get("/metrics").splitlines()
-        return sorted(expected - {line.split("{")[0] for line in lines if line.startswith("banyan:")})
+        return sorted(expected - {re.split("[{ ]", line)[0] for line in lines if line.startswith("banyan:")})
 
     until(lambda: not missing(), told=missing)
     lines = banyan.get("/metrics").splitlines()

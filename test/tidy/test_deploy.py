@@ -126,6 +126,12 @@ def test_alert_when_a_server_is_gone_then_it_fires_until_that_one_is_back_or_a_w
     )
 
 
+def test_alert_when_a_rank_stands_still_then_it_fires_for_its_server_whichever_rank_shows_anything(tmp_path):
+    series = {f'{SERIES["num_silent_ranks"].name}{{instance="i"}}': "0x10 1x20"}
+    fires = {"10m": (), "30m": ({"instance": "i"},)}
+    try_rules(tmp_path, [fired(series, "BanyanRankSilent", at, *those) for at, those in fires.items()])
+
+
 def test_alerts_when_a_router_has_no_place_or_no_answer_then_their_words_name_a_server_where_there_is_one(tmp_path):
     server = {"instance": "i", "server": "http://a:1"}
     try_rules(

@@ -185,7 +185,7 @@ def _explain(args: argparse.Namespace) -> int:
 
     is_of_pages = args.rid == explain.DROPPED
     try:
-        engine = Engine(args.url, api_key=_api_key(args))
+        engine = Engine(args.url, api_key=_api_key(args), timeout_s=explain.TIMEOUT_S)
         found = explain.drops(engine) if is_of_pages else explain.decisions(engine, args.rid)
         if args.json:
             print(json.dumps(found, indent=2))

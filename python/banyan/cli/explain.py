@@ -12,6 +12,9 @@ from banyan.observe.request_history import decisions_of, sentences
 
 __all__ = ["DROPPED", "decisions", "drop_sentence", "drops", "sentences"]
 
+TIMEOUT_S = 15.0
+"""All ranks have to answer; one that stands still never does."""
+
 ALL, DROPPED = "all", "dropped"
 """In place of a request's id."""
 

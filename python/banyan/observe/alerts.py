@@ -160,27 +160,12 @@ RULES = (
         held="1m",
     ),
     Rule(
-        "BanyanRankSilent",
-        WARNING,
-        Above("num_silent_ranks", 0),
-        "a rank has requests and has not reported for half a minute",
-        "Its process is stopped, or in a step that does not end: look at the rank's log, and at `py-spy dump`.",
-        held="1m",
-    ),
-    Rule(
         "BanyanFetchFailed",
         WARNING,
         Share("fetches_failed", ("fetches",), 0.01),
         "copies do not land: their requests are run again without the cache, or end with 503",
         "No token is wrong. A store that is too small loses pages under their readers, and flushes cut reads off: see "
         "read_failed_pages, and pull_failed_pages for other nodes. Else look for `banyan:` in the rank's log.",
-    Rule(
-        "BanyanFault",
-        WARNING,
-        Grown("num_failures"),
-        "something of Banyan's has failed; SGLang was spared it",
-        "Look for `banyan:` in the server's log, and report it. Every rank shows it, whichever process it was in.",
-    ),
     ),
     Rule(
         "BanyanThreadEnded",
@@ -188,6 +173,13 @@ RULES = (
         Grown("threads_ended"),
         "a thread of Banyan's has ended by a fault: what it did is off",
         "The rank's log names the thread (`banyan: the thread`). Report it, and restart the server.",
+    ),
+    Rule(
+        "BanyanFault",
+        WARNING,
+        Grown("num_failures"),
+        "something of Banyan's has failed; SGLang was spared it",
+        "Look for `banyan:` in the server's log, and report it. Every rank shows it, whichever process it was in.",
     ),
     Rule(
         "BanyanPageDamaged",

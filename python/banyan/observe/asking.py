@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -15,6 +17,9 @@ from banyan.observe.reading import Reading
 from banyan.whole_answer import whole
 
 TIMEOUT_S = 15.0
+HEALTH_TIMEOUT_S = 2.0
+"""Of ranks that stand still this is told at once. Where none does, a busy server takes longer."""
+MAX_HEALTH_BYTES = 4096
 MAX_TOLD_BYTES = 64 << 20
 """A rank tells 300 KB at most: 32 prompts of 65 marks, 256 decisions."""
 
@@ -38,11 +43,21 @@ async def look(session: aiohttp.ClientSession, url: str, api_key: str | None) ->
             loads = await _loads(session, f"{url}/v1/loads?include=core", api_key)
         return await asyncio.to_thread(Reading.of, url, time.time(), info, loads)
     except TimeoutError:
-        raise Unanswered(f"{url} has not answered for {TIMEOUT_S:g} s") from None
+        silence = await _silence(session, url)
+        raise Unanswered(f"{url} has not answered for {TIMEOUT_S:g} s{silence}") from None
     except (aiohttp.ClientError, msgspec.DecodeError) as error:
         raise Unanswered(f"{url} does not answer: {type(error).__name__}: {error}") from None
     except ValueError as error:
         raise Unanswered(str(error)) from None
+
+
+async def _silence(session: aiohttp.ClientSession, url: str) -> str:
+    """Of a server that does not answer: what is known where a rank stands still, for then no other one tells it."""
+    with contextlib.suppress(TimeoutError, aiohttp.ClientError):
+        async with asyncio.timeout(HEALTH_TIMEOUT_S), session.get(f"{url}/health_ranks") as response:
+            if response.status == HTTPStatus.SERVICE_UNAVAILABLE:
+                return f": {(await whole(response, MAX_HEALTH_BYTES)).decode(errors='replace').strip()}"
+    return ""
 
 
 async def _loads(session: aiohttp.ClientSession, url: str, api_key: str | None) -> Any:

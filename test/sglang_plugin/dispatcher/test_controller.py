@@ -6,6 +6,7 @@ import time
 from array import array
 from collections import Counter
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import zmq
@@ -342,7 +343,7 @@ def test_session_of_when_the_client_names_it_by_the_way_only_then_that_is_it():
     assert session_of(request(range(4), kv_hints=hints, routing_key="k")) == "k"
 
 
-def dispatching(rank_table, monkeypatch, sent, read_snapshots=list, **flags):
+def dispatching(rank_table, monkeypatch, sent, read_snapshots=list, *, enable_metrics=False, **flags):
     """SGLang's controller with Banyan in front; what it sends, and where to, is in ``sent``."""
     rank_table.agree_on_page_tokens(PAGE)
     config, verified = Config(policy="lmetric", **flags), []
@@ -354,6 +355,7 @@ def dispatching(rank_table, monkeypatch, sent, read_snapshots=list, **flags):
         _banyan={"rank_table": rank_table.path, "server": "id", "config": config.as_dict(), "layout": LAYOUT.as_dict()},
         speculative_algorithm=None,
         page_size=PAGE,
+        enable_metrics=enable_metrics,
     )
     fake = SimpleNamespace(
         server_args=args,
@@ -419,6 +421,17 @@ def test_dispatch_when_the_server_s_health_is_checked_then_each_rank_in_turn_and
     fake._active_workers = []
     fake.dispatch_health_check(request([0]))
     assert sent[-1] is None, "SGLang says so"
+
+
+def test_dispatch_when_a_rank_stands_still_then_metrics_say_so_though_no_rank_shows_anything(node, monkeypatch):
+    shown = Mock()
+    monkeypatch.setattr("prometheus_client.Gauge", shown)
+    fake = dispatching(node[0], monkeypatch, [], lambda: [], enable_metrics=True)
+    assert shown.call_args.args[0] == "banyan:num_silent_ranks"
+    fake.dispatch_health_check(request([0]))
+    fake.banyan_watchdog.look(time.monotonic() + SILENCE_S)
+    assert [call.args for call in shown.return_value.set.call_args_list] == [(0,), (1,)]
+    assert node[0].num_silent == 1
 
 
 def test_dispatch_when_placing_a_check_of_health_fails_then_sglang_sends_it_and_the_fault_is_counted(node, monkeypatch):

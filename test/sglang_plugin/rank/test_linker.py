@@ -545,7 +545,9 @@ def test_metrics_when_the_linker_runs_then_each_of_its_figures_is_shown_and_kept
     assert (told["prompt_tokens"], told["own_tokens"], told["published_pages"]) == (9, 4, 1)
     assert (told["num_published_pages"], told["num_live_ranks"], told["num_free_pages"]) == (1, 2, TOKENS // PAGE - 1)
     missing = {name for name, value in told.items() if value is None}
-    assert missing <= {"num_arena_evicted_pages", *(name for name in GAUGES if name.startswith("num_arena"))}
+    assert "num_silent_ranks" in missing, "the dispatcher shows it: a rank that stands still cannot"
+    of_arenas = {name for name in GAUGES if name.startswith("num_arena")}
+    assert missing <= {"num_arena_evicted_pages", "num_silent_ranks", *of_arenas}
 
 
 def test_metrics_when_a_counter_grows_then_so_does_its_series_and_when_it_has_begun_anew_it_goes_on(ranks, monkeypatch):

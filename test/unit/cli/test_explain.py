@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+import socket
 
 import pytest
 
 from banyan import cli
+from banyan.cli import explain
 from banyan.core import Outcome, Run, SourceKind
 from banyan.planner import MoveRates, Planner, PrefillCost, PrefillTimes, Tail
 from banyan.telemetry import Dropped, Pseudonyms, rid_pseudonym
@@ -12,7 +14,7 @@ NAMES = Pseudonyms("what the server's processes know")
 
 
 class FakeEngine:
-    def __init__(self, url, api_key=None):
+    def __init__(self, url, api_key=None, timeout_s=None):
         self.url = url
 
     def ranks(self):
@@ -137,3 +139,11 @@ def test_command_when_the_keys_file_is_missing_or_no_text_then_one_line_says_so(
     assert [cli.main([*words, "--api-key-file", str(file)]) for file in (tmp_path / "none", broken)] == [1, 1]
     first, second = capsys.readouterr().err.splitlines()
     assert "No such file" in first and "can't decode" in second and "--api-key-file" in second
+
+
+def test_explain_when_the_server_does_not_answer_then_it_does_not_wait_for_minutes(monkeypatch, capsys):
+    monkeypatch.undo()
+    monkeypatch.setattr(explain, "TIMEOUT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert cli.main(["explain", "all", "--url", f"http://127.0.0.1:{silent.getsockname()[1]}"]) == 1
+    assert "timed out" in capsys.readouterr().err

@@ -16,10 +16,9 @@ DAY = 86_400
 
 WRONG = {
     "BanyanRankGone": {"num_live_ranks": 1},
-    "BanyanRankSilent": {"num_silent_ranks": 1},
     "BanyanFetchFailed": {"fetches_failed": 1},
-    "BanyanFault": {"num_failures": 1},
     "BanyanThreadEnded": {"threads_ended": 1},
+    "BanyanFault": {"num_failures": 1},
     "BanyanChangingLine": {"changing_line_prompts": 1},
     "BanyanPageDamaged": {"store": {**STORE, "checksum_failures": 2}},
     "BanyanStoreReadErrors": {"store": {**STORE, "read_errors": 2}},

@@ -132,6 +132,30 @@ def test_watched_when_the_server_hangs_then_what_was_seen_last_is_told_and_it_is
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
+@pytest.mark.parametrize(
+    ("health", "said"), [((503, "ranks that do not report: 1\n"), ": ranks that do not report: 1"), ((200, ""), "")]
+)
+def test_look_when_the_server_does_not_answer_and_a_rank_stands_still_then_that_is_said(
+    served, monkeypatch, health, said
+):
+    """All ranks are asked for figures: no alert tells of it."""
+    url, answers, _ = served
+    answers["/health_ranks"] = health
+
+    async def hang(session, url, api_key):
+        await asyncio.sleep(60)
+
+    async def look():
+        async with aiohttp.ClientSession() as session:
+            await asking.look(session, url, None)
+
+    monkeypatch.setattr(asking, "_json", hang)
+    monkeypatch.setattr(asking, "TIMEOUT_S", 0.05)
+    with pytest.raises(Unanswered) as raised:
+        asyncio.run(look())
+    assert str(raised.value) == f"{url} has not answered for 0.05 s{said}"
+
+
 def test_watched_when_many_look_then_the_tree_is_laid_once_for_each_reading_and_beside_the_loop(monkeypatch):
     threads = []
 

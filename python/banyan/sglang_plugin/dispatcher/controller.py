@@ -23,6 +23,7 @@ from banyan.sglang_plugin.dispatcher.held_back import HeldBack
 from banyan.sglang_plugin.dispatcher.placement import Placer
 from banyan.sglang_plugin.dispatcher.prefix_probe import PrefixProbe
 from banyan.sglang_plugin.dispatcher.rank_watchdog import RankWatchdog
+from banyan.telemetry import SERIES
 
 POLL_MS = 200
 """How long the loop may sleep without a message; the watchdog wants to be fed more often than that by far."""
@@ -75,9 +76,28 @@ def after_init_dispatcher(result: None, controller: Any) -> None:
         controller.dispatch_health_check = send_check_placed
     controller.banyan_held = held_back
     controller.banyan_watchdog = RankWatchdog(
-        lambda now_s: placer.unheard_s(now_s, controller._active_workers), rank_table.set_num_silent
+        lambda now_s: placer.unheard_s(now_s, controller._active_workers), _teller_of_silence(controller, rank_table)
     )
     faults.hush(controller.banyan_watchdog, "look")
+
+
+def _teller_of_silence(controller: Any, rank_table: _native.RankTable) -> Callable[[int], None]:
+    """What takes how many ranks stand still. ``/metrics`` has it from here: such a rank shows nothing any more, and
+    where ranks step together none does."""
+    if not controller.server_args.enable_metrics:
+        return rank_table.set_num_silent
+    # Not at the top: the library chooses its storage on import, from what SGLang has put into the environment.
+    from prometheus_client import Gauge
+
+    series = SERIES["num_silent_ranks"]
+    gauge = Gauge(series.name, series.text, multiprocess_mode="mostrecent")
+
+    def tell(num_ranks: int) -> None:
+        rank_table.set_num_silent(num_ranks)
+        gauge.set(num_ranks)
+
+    tell(0)
+    return tell
 
 
 def _rank_table(controller: Any) -> _native.RankTable:

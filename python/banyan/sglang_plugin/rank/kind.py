@@ -348,7 +348,6 @@ class Kind:
             "num_quarantined_pages": self.pages.frame_table.num_quarantined,
             "num_ranks": len(pools),
             "num_failures": self._rank_table.num_failures,
-            "num_silent_ranks": self._rank_table.num_silent,
             "num_live_ranks": sum(member["alive"] for member in members if member["slot"] in pools),
             "peers": [member for member in members if member["slot"] in self.member_slots.peers],
             **(self.tier.state() if self.tier is not None else {}),
@@ -366,6 +365,8 @@ class Kind:
         """This kind's places, for ``/server_info``."""
         return {
             **self.figures(),
+            # The dispatcher shows it in /metrics: a rank that stands still shows nothing.
+            "num_silent_ranks": self._rank_table.num_silent,
             "dp_rank": self.member_slots.dp_rank,
             "shard": self.member_slots.shard,
             "member_slot": self.member_slots.own,
