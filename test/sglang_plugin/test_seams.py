@@ -72,14 +72,15 @@ setattr(args, runtime.BOOKKEEPING, {"rank_table": table.path})
 args.resolve_once()
 publish(args, role="tokenizer")
 faults.note("here", ValueError())
-print("REPORT", json.dumps([missing, table.num_failures]))
+before_app = [one.cls.__name__ for one in app.user_middleware]
+print("REPORT", json.dumps([missing, table.num_failures, before_app.count("EndRefusal")]))
 """
 
 
 def test_http_worker_when_sglang_starts_several_then_each_has_hooks_of_the_main_process_and_counts_its_failures():
     run = imported.run(HTTP_WORKER)
     (report,) = [line for line in run.stdout.splitlines() if line.startswith("REPORT")] or [run.stderr[-2000:]]
-    assert json.loads(report.removeprefix("REPORT")) == [[], 1]
+    assert json.loads(report.removeprefix("REPORT")) == [[], 1, 1]
 
 
 def test_verify_when_sglang_skipped_a_hook_of_the_core_then_it_is_named():
