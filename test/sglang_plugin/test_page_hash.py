@@ -60,7 +60,7 @@ def of_text_and_images(drawn):
 @pytest.mark.parametrize("draw", [of_text, of_text_and_images])
 def test_keys_when_a_prompt_is_drawn_then_they_are_sglangs(page_tokens, is_bigram, draw):
     drawn = random.Random(page_tokens)
-    ahead = page_hash.tokens_ahead(is_eagle=is_bigram)
+    ahead = page_hash.tokens_ahead("EAGLE" if is_bigram else None, has_states=False)
     # It remembers little, so that chunks are forgotten, and found, between the cases.
     page_keys = _native.PageKeys(page_tokens, 8, ahead)
     prompts = [[]]
@@ -73,6 +73,14 @@ def test_keys_when_a_prompt_is_drawn_then_they_are_sglangs(page_tokens, is_bigra
         # SGLang gives one key for nothing, and a list of them for pages.
         theirs = get_hash_str(key, seed.hex() if seed else None, page_size=page_tokens) if len(key) else []
         assert page_keys.of(seed, np.array(tokens, dtype=np.int64)) == list(theirs), (len(tokens), seed)
+
+
+@pytest.mark.parametrize(
+    "algorithm, ahead", [(None, 0), ("NGRAM", 0), ("STANDALONE", 0), ("EAGLE", 1), ("eagle3", 1), ("NEXTN", 1)]
+)
+def test_keys_when_a_draft_of_eagles_kind_runs_then_they_look_one_token_ahead_but_beside_states(algorithm, ahead):
+    assert page_hash.tokens_ahead(algorithm, has_states=False) == ahead
+    assert page_hash.tokens_ahead(algorithm, has_states=True) == 0
 
 
 def test_keys_when_a_token_is_negative_then_neither_sglang_nor_banyan_has_one():

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from sglang.srt.mem_cache.utils import get_hash_str, storage_namespace_seed
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from banyan.refusals.start import page_hash_refusal
 from banyan.sglang_plugin import runtime
@@ -15,10 +16,11 @@ def namespace_seed(extra_key: str | None, cache_salt: str | None) -> bytes | Non
     return bytes.fromhex(seed) if seed is not None else None
 
 
-def tokens_ahead(*, is_eagle: bool) -> int:
-    """How many tokens behind a page its key depends on. Where a draft of EAGLE's kind runs, SGLang's keys are made of
-    bigrams: a row of the draft's cache depends on the token behind it as well."""
-    return 1 if is_eagle else 0
+def tokens_ahead(algorithm: str | None, *, has_states: bool) -> int:
+    """How many tokens behind a page its key depends on, by the way to draft. With a draft of EAGLE's kind SGLang makes
+    keys of bigrams, for a row of the draft's cache depends on the token behind it as well; of a model with states it
+    does not."""
+    return 1 if SpeculativeAlgorithm.from_string(algorithm).is_eagle() and not has_states else 0
 
 
 def prepare(page_tokens: int) -> None:

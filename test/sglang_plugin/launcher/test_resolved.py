@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from sglang.srt.arg_groups import mamba_hook
 from sglang.srt.arg_groups.model_override_base import resolved_view
 from sglang.srt.lora.lora_registry import LoRARef
 from sglang.srt.models.llama import LlamaForCausalLM, LlamaModel
@@ -322,6 +323,16 @@ def draft(tmp_path):
 def test_draft_when_it_is_divided_as_its_model_and_ranks_step_together_then_it_starts(resolve, draft, device):
     flags = ["--tp", "2", "--enable-dp-attention", "--device", device, *draft("LlamaForCausalLMEagle3")]
     assert resolve(*flags, **MOE).speculative_algorithm == "EAGLE3"
+
+
+@pytest.mark.parametrize("model, ahead", [(MOE, 1), (STATES, 0)], ids=["pages", "pages and states"])
+def test_draft_when_it_is_of_eagles_kind_then_all_processes_are_told_what_sglang_makes_keys_of(
+    resolve, draft, monkeypatch, model, ahead
+):
+    # As on a machine with a GPU.
+    monkeypatch.setattr(mamba_hook, "_platform_supports_mamba_cache_extra_buffer", lambda: True)
+    args = resolve("--device", "cuda", *draft("LlamaForCausalLMEagle3"), **model)
+    assert pickle.loads(pickle.dumps(args))._banyan["tokens_ahead"] == ahead
 
 
 def test_draft_when_its_vocabulary_is_divided_and_ranks_step_together_on_the_cpu_then_refused_by_its_name(

@@ -106,7 +106,7 @@ def be_rank(monkeypatch, rank):
 
 
 def carried(rank_table):
-    return {"rank_table": rank_table.path, "server": "s", "layout": LAYOUT.as_dict(), "noted": []}
+    return {"rank_table": rank_table.path, "server": "s", "layout": LAYOUT.as_dict(), "noted": [], "tokens_ahead": 0}
 
 
 def make_pool():
@@ -134,15 +134,16 @@ def parameters_of(allocator, page_tokens, *, disable=False, drafts=(), has_event
     )
 
 
-def be_started(monkeypatch, rank_table, rank, config):
-    """This process is the one of a rank, of a server with these flags. As what its hooks are verified from now on."""
+def be_started(monkeypatch, rank_table, rank, config, **told):
+    """This process is the one of a rank, of a server with these flags. As what its hooks are verified from now on.
+    ``told``: by the main process, beside what it tells of every model."""
     verified = []
     be_rank(monkeypatch, rank)
     monkeypatch.setattr(module.seams, "verify", verified.append)
     monkeypatch.setattr(report, "start", lambda *args, **kwargs: None)
     monkeypatch.setattr(runtime, "config", lambda: config)
     monkeypatch.setattr(runtime, "disaggregation_mode", lambda: "null")
-    monkeypatch.setattr(runtime, "bookkeeping", lambda args: carried(rank_table))
+    monkeypatch.setattr(runtime, "bookkeeping", lambda args: {**carried(rank_table), **told})
     return verified
 
 

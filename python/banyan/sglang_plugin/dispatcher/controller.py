@@ -10,7 +10,6 @@ from typing import Any
 import zmq
 from sglang.srt.managers.io_struct import AbortReq, TokenizedGenerateReqInput
 from sglang.srt.runtime_context import get_schedule
-from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.utils.watchdog import SubprocessWatchdog
 
 from banyan import _native, faults
@@ -18,7 +17,7 @@ from banyan.config import DEFAULT_PAGE_TOKENS, LEVEL_POLICY, SGLANG_POLICY, Conf
 from banyan.layout import Layout
 from banyan.routing import POLICIES, Dispatcher, HotRankGuard, NoActiveRank, Policy
 from banyan.routing.policies import DEFAULT_CHUNK_TOKENS, Level
-from banyan.sglang_plugin import page_hash, runtime, seams
+from banyan.sglang_plugin import runtime, seams
 from banyan.sglang_plugin.dispatcher.held_back import HeldBack
 from banyan.sglang_plugin.dispatcher.placement import Placer
 from banyan.sglang_plugin.dispatcher.prefix_probe import PrefixProbe
@@ -120,23 +119,13 @@ def _placer(config: Config, controller: Any, rank_table: _native.RankTable) -> P
             guard=HotRankGuard(config.hot_rank_factor, controller.server_args.page_size or DEFAULT_PAGE_TOKENS),
             out_of_reach=range(layout.ranks_here.stop, layout.num_ranks),
         )
-    probe = PrefixProbe(
-        rank_table,
-        layout=layout,
-        fetches=config.fetches,
-        tokens_ahead=page_hash.tokens_ahead(is_eagle=_is_eagle(controller.server_args)),
-    )
+    probe = PrefixProbe(rank_table, layout=layout, fetches=config.fetches, tokens_ahead=carried["tokens_ahead"])
     return Placer(
         probe,
         dispatcher,
         policy_name=config.policy,
         read_snapshots=controller.load_snapshot_reader.read_all,
     )
-
-
-def _is_eagle(server_args: Any) -> bool:
-    """As the ranks have it: they make it of the same flag."""
-    return bool(SpeculativeAlgorithm.from_string(server_args.speculative_algorithm).is_eagle())
 
 
 def _policy(name: str) -> Policy:

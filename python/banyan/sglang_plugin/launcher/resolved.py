@@ -26,7 +26,7 @@ from banyan.refusals.modes import mode_refusals, no_cache_refusal
 from banyan.refusals.speculation import layers_of_steps_refusal
 from banyan.refusals.start import chunk_refusal, undecided_refusal
 from banyan.refusals.tenant_server import tenant_refusals
-from banyan.sglang_plugin import model_files, runtime
+from banyan.sglang_plugin import model_files, page_hash, runtime
 from banyan.sglang_plugin.launcher import flags, page_size
 from banyan.sglang_plugin.launcher.model import architecture_of, draft_config, model_facts
 
@@ -98,14 +98,19 @@ def _decide(server_args: Any, carried: dict[str, Any]) -> None:
     reasons = _reasons(server_args, carried, model)
     if reasons:
         runtime.refuse(*reasons)
-    _warn_of_watchdogs(resolved_view(server_args))
+    view = resolved_view(server_args)
+    _warn_of_watchdogs(view)
+    # Dispatcher and ranks make keys by the same number, or find nothing of each other's.
+    carried["tokens_ahead"] = page_hash.tokens_ahead(
+        view.speculative_algorithm, has_states=model is not None and model.has_states
+    )
     carried["needed"] = features.needed(_asked_of(server_args, carried, model))
     # Ranks on a CPU may add some.
     carried["num_kv_heads"] = 0 if model is None else model.num_kv_heads
     if model is not None and (model.has_window or model.has_states):
         flags.reserve_window_slots(carried)
     if Config.from_dict(carried["config"]).knows_weights:
-        loaded = _loaded(resolved_view(server_args))
+        loaded = _loaded(view)
         carried["noted"] += [model_files.note(path, revision) for path, revision in loaded if path]
 
 

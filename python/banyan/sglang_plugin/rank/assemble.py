@@ -75,7 +75,7 @@ def assemble(
     layer_wait = _keep_time(cache, planner, kinds, pools, setup, shards)
     # Before anybody keeps one of these methods.
     times.time_control(cache, "cache", ("retire", "drain"))
-    requests.look_ahead(page_hash.tokens_ahead(is_eagle=params.is_eagle))
+    requests.look_ahead(carried["tokens_ahead"])
     publication = Publication(cache, kinds, setup.page_tokens)
     kinds.full.access.attach(publication.publish)
     kinds.guard(cache)

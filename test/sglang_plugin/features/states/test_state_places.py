@@ -17,19 +17,21 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.rust_tree_core import adapter
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.components import mamba
+from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinkerWrapper
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from test.sglang_plugin.rank.hooked import hooked
 from test.sglang_plugin.rank.test_linker import PAGE, POOL, SERVER, be_started, page, parameters_of
+from test.sglang_plugin.rank.test_requests import Req
 from test.unit.directory.rig import keys
 
 from banyan import _native
 from banyan.config import Config
 from banyan.features.states.pools import state_pool
-from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin import page_hash, runtime
 from banyan.sglang_plugin.pools import quarantine
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.host_pool import SharedMHAPool
-from banyan.sglang_plugin.rank import hooks, identity
+from banyan.sglang_plugin.rank import hooks, identity, requests
 from banyan.sglang_plugin.rank import linker as module
 from banyan.sglang_plugin.rank.linker import BanyanLinker
 
@@ -97,10 +99,12 @@ def parameters(slots, *, drafts=()):
 
 
 class StateRank:
-    def __init__(self, monkeypatch, rank_table, rank, config, slots=None, **more):
+    def __init__(self, monkeypatch, rank_table, rank, config, slots=None, *, algorithm=None, **more):
         slots = shared_slots(monkeypatch) if slots is None else slots
-        be_started(monkeypatch, rank_table, rank, config)
+        tokens_ahead = page_hash.tokens_ahead(algorithm, has_states=True)
+        be_started(monkeypatch, rank_table, rank, config, tokens_ahead=tokens_ahead)
         params = parameters(slots, **more)
+        params.is_eagle = algorithm == "EAGLE"
         self.allocator, self.slots = params.token_to_kv_pool_allocator, slots
         self.pool = self.allocator.get_kvcache().full_kv_pool
         self.linker = BanyanLinker(
@@ -322,27 +326,44 @@ def test_state_when_its_reader_stands_still_then_another_is_evicted_in_its_place
     assert tree.match(copies=False) is None and len(tree.evicted) == 2, "nobody reads any more"
 
 
-def test_match_when_more_states_would_go_than_are_in_the_tree_beside_the_matched_one_then_that_stays(monkeypatch):
-    """SGLang's own tree. It copies from the state that it has matched, and uses the pages before it."""
-    monkeypatch.setattr(quarantine, "OLD_S", -1.0)
+def tree_of(monkeypatch, rank, **more):
+    """SGLang's own."""
     monkeypatch.setattr(mamba, "mamba_checkpoint_grid", lambda page: PAGE)
     told = SimpleNamespace(mamba_max_states_per_path=-1)
     for user in (mamba, adapter):
         monkeypatch.setattr(user, "mamba_cache_chunk_size", lambda: PAGE)
         monkeypatch.setattr(user, "get_exec", lambda: SimpleNamespace(mamba=told))
-    name = "finalize_match_result_in_cache"
-    monkeypatch.setattr(mamba.MambaComponent, name, hooked(MATCH, getattr(mamba.MambaComponent, name)))
-    owner, _, (matched, other, *_) = held_states(monkeypatch, 2)
-    tree = UnifiedRadixCache(
+    return UnifiedRadixCache(
         CacheInitParams(
             disable=False,
-            req_to_token_pool=owner.slots,
-            token_to_kv_pool_allocator=owner.allocator,
+            req_to_token_pool=rank.slots,
+            token_to_kv_pool_allocator=rank.allocator,
             page_size=PAGE,
             tree_components=(ComponentType.FULL, ComponentType.MAMBA),
             enable_mamba_extra_buffer=True,
+            **more,
         )
     )
+
+
+def test_keys_when_a_draft_of_eagles_kind_runs_beside_states_then_they_are_those_that_sglang_asks_for(monkeypatch):
+    """Its tree and its linker make them of tokens there, whatever drafts are."""
+    config = Config(min_fetch_tokens=PAGE, host_gb=0.0)
+    rank = StateRank(monkeypatch, _native.RankTable.create(NUM_SLOTS), 0, config, algorithm="EAGLE")
+    tree = tree_of(monkeypatch, rank, is_eagle=True)
+    asked = Req("r", origin_input_ids=list(range(100, 101 + 4 * PAGE)))
+    key, _ = RadixKey(array("q", asked.origin_input_ids)).maybe_to_bigram_view(tree.tree_core.is_eagle)
+    theirs = UnifiedCacheLinkerWrapper._tail_hashes(SimpleNamespace(cache=tree), key, None, 0)
+    assert requests.prompt_keys(requests.id_of(asked), PAGE) == theirs and len(theirs) == 4
+
+
+def test_match_when_more_states_would_go_than_are_in_the_tree_beside_the_matched_one_then_that_stays(monkeypatch):
+    """SGLang's own tree. It copies from the state that it has matched, and uses the pages before it."""
+    monkeypatch.setattr(quarantine, "OLD_S", -1.0)
+    name = "finalize_match_result_in_cache"
+    monkeypatch.setattr(mamba.MambaComponent, name, hooked(MATCH, getattr(mamba.MambaComponent, name)))
+    owner, _, (matched, other, *_) = held_states(monkeypatch, 2)
+    tree = tree_of(monkeypatch, owner)
     for first, state in ((100, matched), (200, other)):
         key = RadixKey(array("q", range(first, first + PAGE)))
         tree.insert(InsertParams(key=key, value=owner.allocator.alloc(PAGE), mamba_value=state))
