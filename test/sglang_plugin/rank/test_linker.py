@@ -83,18 +83,18 @@ SPECULATION = SimpleNamespace(
 )
 
 
-def be_rank(monkeypatch, rank):
+def be_rank(monkeypatch, rank, shard=0):
     parallel = SimpleNamespace(
         dp_rank=rank,
-        tp_rank=0,
+        tp_rank=shard,
         dp_size=2,
         attn_dp_size=1,
         attn_cp_size=1,
         nnodes=1,
         node_rank=0,
         attn_cp_rank=0,
-        attn_tp_size=1,
-        attn_tp_rank=0,
+        attn_tp_size=LAYOUT.attn_tp,
+        attn_tp_rank=shard,
         dcp_enabled=False,
     )
     monkeypatch.setattr(figures, "HISTORY_SHARE", math.inf)
@@ -134,11 +134,11 @@ def parameters_of(allocator, page_tokens, *, disable=False, drafts=(), has_event
     )
 
 
-def be_started(monkeypatch, rank_table, rank, config, **told):
+def be_started(monkeypatch, rank_table, rank, config, *, shard=0, **told):
     """This process is the one of a rank, of a server with these flags. As what its hooks are verified from now on.
     ``told``: by the main process, beside what it tells of every model."""
     verified = []
-    be_rank(monkeypatch, rank)
+    be_rank(monkeypatch, rank, shard)
     monkeypatch.setattr(module.seams, "verify", verified.append)
     monkeypatch.setattr(report, "start", lambda *args, **kwargs: None)
     monkeypatch.setattr(runtime, "config", lambda: config)

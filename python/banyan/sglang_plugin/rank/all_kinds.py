@@ -10,6 +10,7 @@ from banyan.arena.page_source import Worth
 from banyan.sglang_plugin.pools.kind_pools import KindPools
 from banyan.sglang_plugin.pools.quarantine import OwnPages
 from banyan.sglang_plugin.rank.kind import Kind, Places, RankSetup
+from banyan.sglang_plugin.rank.tier import HostTier
 from banyan.sglang_plugin.rank.window_kind import WindowKind, capped
 
 
@@ -39,6 +40,11 @@ class Kinds:
         return self.full.pools.allocator.num_pages * num_ranks, num_frames * num_ranks
 
     @property
+    def have_tiers(self) -> bool:
+        """Whether pages of any kind go below this process's pools."""
+        return any(kind.tier is not None for kind in self)
+
+    @property
     def fixed_tokens(self) -> float:
         """What a fetch brings besides, however long it is, in tokens of full pages: a state."""
         fixed_bytes = sum(kind.block.block_bytes for kind in self.beside if kind.pools.is_one_slot)
@@ -55,18 +61,22 @@ class Kinds:
     def arrive(self, request: str, keys: list[str], worth: Worth) -> None:
         """A request for the prompt of ``keys`` has come: let the tiers below bring up what can be restored."""
         tier = self.full.tier
-        if tier is None:
-            return
         if not self.beside:
-            tier.arrive(request, keys, worth)
+            if tier is not None:
+                tier.arrive(request, keys, worth)
             return
-        num_held = tier.num_on_node(keys)
-        num_there = max(num_held, tier.num_stored(keys))
-        tier.arrive(request, keys, capped(worth, self._restorable(keys, num_there) - num_held))
-        num_coming = num_held + tier.prefetch.num_arriving(keys[num_held:])
+        # Full pages that another shard keeps for all of them may come as far as they go: nobody tells this one.
+        num_coming = len(keys) if tier is None else self._bring_up(tier, request, keys, worth)
         coming = keys[: self._restorable(keys, num_coming)]
         for kind in self.beside:
             kind.arrive(request, coming)
+
+    def _bring_up(self, tier: HostTier, request: str, keys: list[str], worth: Worth) -> int:
+        """Full pages, as far as a length can be restored; how many this node has then, or is bringing up."""
+        num_held = tier.num_on_node(keys)
+        num_there = max(num_held, tier.num_stored(keys))
+        tier.arrive(request, keys, capped(worth, self._restorable(keys, num_there) - num_held))
+        return num_held + tier.prefetch.num_arriving(keys[num_held:])
 
     def demote(self, keys: Sequence[str]) -> None:
         """Of the pages of a chain those in this rank's part of the arena go next, unless they are kept."""

@@ -153,7 +153,7 @@ class Rank:
             # Nobody asks for what would be read.
             return
         full = self.kinds.full
-        if full.tier is None or (full.guards_adapters and requests.is_of_this_server(request)):
+        if not self.kinds.have_tiers or (full.guards_adapters and requests.is_of_this_server(request)):
             return
         full.residency_report.saw(request, keys)
         self.kinds.arrive(request, keys, self.worth_of(request))

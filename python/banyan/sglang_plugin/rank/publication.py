@@ -5,7 +5,8 @@ Invariants
   1. What was computed with weights of before, or on top of such pages, is published to nobody.
   2. What outlives the server holds no page of a LoRA adapter that was not told by its content: its keys mean nothing
      to the next server, or another adapter. A chain whose owner is not remembered any more is not kept.
-  3. Window pages, and states, go where the full pages of their chain go, and not further.
+  3. Window pages, and states, go where the full pages of their chain go, and not further. Where one shard takes the
+     full pages down for all, each takes down its own.
 
 States: publishing -> ``hold_back`` (pages in use are of other weights, or these are being updated) -> silent ->
 ``start_anew`` (no page is in use) -> publishing. ``stop``, from any -> stopped, for good.
@@ -69,11 +70,11 @@ class Publication:
         for kind, window_keys, window_frames in beside:
             kind.publish(window_keys, window_frames)
         self._full.residency_report.published(keys)
-        tier = self._full.tier if may_be_kept else None
-        keys = list(tier.partner.to_keep(keys)) if tier is not None else []
-        if tier is None or not keys:
+        if not may_be_kept:
             return
-        tier.backup.offer(keys)
+        tier = self._full.tier
+        if tier is not None and (kept := list(tier.partner.to_keep(keys))):
+            tier.backup.offer(kept)
         for kind, window_keys, _ in beside:
             kind.back_up(window_keys)
 

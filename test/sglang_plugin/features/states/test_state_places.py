@@ -19,6 +19,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.components import mamba
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinkerWrapper
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from test.sglang_plugin.rank import test_linker as rig
 from test.sglang_plugin.rank.hooked import hooked
 from test.sglang_plugin.rank.test_linker import PAGE, POOL, SERVER, be_started, page, parameters_of
 from test.sglang_plugin.rank.test_requests import Req
@@ -27,10 +28,11 @@ from test.unit.directory.rig import keys
 from banyan import _native
 from banyan.config import Config
 from banyan.features.states.pools import state_pool
+from banyan.layout import Layout
 from banyan.sglang_plugin import page_hash, runtime
 from banyan.sglang_plugin.pools import quarantine
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
-from banyan.sglang_plugin.pools.host_pool import SharedMHAPool
+from banyan.sglang_plugin.pools.host_pool import SharedMHAPool, SharedMLAPool
 from banyan.sglang_plugin.rank import hooks, identity, requests
 from banyan.sglang_plugin.rank import linker as module
 from banyan.sglang_plugin.rank.linker import BanyanLinker
@@ -83,26 +85,28 @@ def shared_slots(monkeypatch, *, is_on_gpu=False, **more):
         return make_slots(**more)
 
 
-def parameters(slots, *, drafts=()):
+def parameters(slots, *, drafts=(), latents=None):
     kwargs = {name: value for name, value in POOL.items() if name not in ("size", "layer_num", "enable_alt_stream")}
     pool = HybridLinearKVPool(
         size=TOKENS,
         full_attention_layer_ids=FULL,
         mamba_pool=slots.mamba_pool,
-        full_kv_pool_class=SharedMHAPool,
+        full_kv_pool_class=SharedMHAPool if latents is None else SharedMLAPool,
         **kwargs,
+        **(latents or {}),
     )
-    for buffer in (*pool.full_kv_pool.k_buffer, *pool.full_kv_pool.v_buffer):
+    full = pool.full_kv_pool
+    for buffer in (*full.k_buffer, *full.v_buffer) if latents is None else full.kv_buffer:
         buffer.copy_(torch.randn(buffer.shape))
     allocator = QuarantiningAllocator(TOKENS, PAGE, torch.bfloat16, "cpu", pool, False)
     return parameters_of(allocator, PAGE, drafts=drafts, req_to_token_pool=slots)
 
 
 class StateRank:
-    def __init__(self, monkeypatch, rank_table, rank, config, slots=None, *, algorithm=None, **more):
+    def __init__(self, monkeypatch, rank_table, rank, config, slots=None, *, algorithm=None, shard=0, **more):
         slots = shared_slots(monkeypatch) if slots is None else slots
         tokens_ahead = page_hash.tokens_ahead(algorithm, has_states=True)
-        be_started(monkeypatch, rank_table, rank, config, tokens_ahead=tokens_ahead)
+        be_started(monkeypatch, rank_table, rank, config, shard=shard, tokens_ahead=tokens_ahead)
         params = parameters(slots, **more)
         params.is_eagle = algorithm == "EAGLE"
         self.allocator, self.slots = params.token_to_kv_pool_allocator, slots
@@ -516,19 +520,25 @@ def test_arena_when_the_pools_have_lost_a_prefix_then_it_has_pages_and_state(mon
     assert are_equal(reader.state(own_state), held[1])
 
 
+def stored_in(folder):
+    return Config(min_fetch_tokens=PAGE, host_gb=0.004, store=(str(folder),), store_gb=0.1, store_admit="first")
+
+
+def be_asked(monkeypatch, names):
+    """A server with a store, whose requests ask for these pages."""
+    monkeypatch.setattr(runtime, "refuse", lambda *lines: pytest.fail(str(lines)))
+    monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
+    monkeypatch.setattr(module.requests, "prompt_keys", lambda request, page_tokens: names)
+    monkeypatch.setattr(module.requests, "is_of_this_server", lambda request: False)
+
+
 def test_store_when_a_server_has_ended_then_the_next_one_has_its_pages_and_state(monkeypatch, tmp_path):
-    config = Config(
-        min_fetch_tokens=PAGE, host_gb=0.002, store=(str(tmp_path / "s"),), store_gb=0.1, store_admit="first"
-    )
     names = keys(1, 2, 3)
 
     def begin():
         slots = shared_slots(monkeypatch)
-        monkeypatch.setattr(runtime, "refuse", lambda *lines: pytest.fail(str(lines)))
-        monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
-        monkeypatch.setattr(module.requests, "prompt_keys", lambda request, page_tokens: names)
-        monkeypatch.setattr(module.requests, "is_of_this_server", lambda request: False)
-        return StateRank(monkeypatch, _native.RankTable.create(NUM_SLOTS), 0, config, slots)
+        be_asked(monkeypatch, names)
+        return StateRank(monkeypatch, _native.RankTable.create(NUM_SLOTS), 0, stored_in(tmp_path / "s"), slots)
 
     first = begin()
     first.linker.arrive("learnt")
@@ -545,6 +555,62 @@ def test_store_when_a_server_has_ended_then_the_next_one_has_its_pages_and_state
     assert torch.equal(second.pages(own_full), held[0])
     assert are_equal(second.state(own_state), held[1])
     second.linker.close()
+
+
+TWO_SHARDS = Layout(dp=2, attn_dp=1, attn_cp=1, attn_tp=2)
+
+
+def shards_of_latents(monkeypatch, config, ranks=(0, 1)):
+    """Of each rank two shards. Both have all of the latents, of which the first keeps them; and each its own states."""
+    monkeypatch.setattr(rig, "LAYOUT", TWO_SHARDS)
+    rank_table = _native.RankTable.create(TWO_SHARDS.num_slots_with_windows)
+    latents = {"use_mla": True, "kv_lora_rank": 8, "qk_rope_head_dim": 4}
+    return [
+        [StateRank(monkeypatch, rank_table, rank, config, shard=shard, latents=latents) for shard in (0, 1)]
+        for rank in ranks
+    ]
+
+
+def test_arena_when_one_shard_keeps_the_latents_of_all_then_each_keeps_its_states(monkeypatch):
+    """SGLang takes no length that one shard lacks."""
+    owners, readers = shards_of_latents(monkeypatch, Config(min_fetch_tokens=PAGE, host_gb=0.008))
+    names = keys(1, 2, 3)
+    placed = [owner.offload(names) for owner in owners]
+    states = [owner.state(state) for owner, (_, state) in zip(owners, placed, strict=True)]
+    for owner, num_pages, (full, state) in zip(owners, (4, 1), placed, strict=True):
+        owner.until(lambda: owner.linker.counters.backed_up_pages == num_pages)  # noqa: B023
+        owner.allocator.free(full)
+        owner.slots.mamba_allocator.free(state)
+    for reader, theirs in zip(readers, states, strict=True):
+        assert reader.lookup(names) == [3]
+        _, own_state = reader.load(names)
+        assert reader.land()
+        assert are_equal(reader.state(own_state), theirs)
+
+
+def test_store_when_one_shard_keeps_the_latents_of_all_then_each_brings_up_its_states(monkeypatch, tmp_path):
+    names = keys(1, 2, 3)
+
+    def begin():
+        be_asked(monkeypatch, names)
+        return shards_of_latents(monkeypatch, stored_in(tmp_path / "s"), ranks=(0,))[0]
+
+    first = begin()
+    for shard in first:
+        shard.linker.arrive("learnt")
+        shard.offload(names)
+    for shard, num_pages in zip(first, (4, 1), strict=True):
+        shard.until(lambda: shard.linker.counters.archived_pages == num_pages)  # noqa: B023
+        shard.linker.close()
+
+    second = begin()
+    for shard in second:
+        shard.linker.arrive("r")
+    second[0].until(lambda: all(shard.lookup(names) == [3] for shard in second))
+    for shard in second:
+        assert shard.load(names) is not None and shard.land()
+    for shard in second:
+        shard.linker.close()
 
 
 def test_namespace_when_states_have_another_type_then_they_are_not_exchanged(monkeypatch):
