@@ -218,13 +218,10 @@ class PrefixCache(Generic[Request]):
 
     def lengths(self, keys: Sequence[str], most: int) -> Iterator[int]:
         """What may be asked of ``admit``, of the first ``most`` pages of an offer: the longest first."""
-        most = self._longest(keys, most)
-        if most:
-            yield most
-            shorter: Iterable[int] = range(most - 1, 0, -1)
-            for kind in self._beside:
-                shorter = kind.lengths(keys, most - 1)
-            yield from shorter
+        lengths: Iterable[int] = range(most, 0, -1)
+        for kind in self._beside:
+            lengths = kind.lengths(keys, most)
+        yield from lengths
 
     def _longest(self, keys: Sequence[str], most: int) -> int:
         """Of up to ``most`` pages, how many can be restored."""

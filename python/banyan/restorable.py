@@ -28,6 +28,10 @@ Holds = Callable[[Sequence[str]], int]
 """How many of these pages, from the first on, are held."""
 
 
+FIRST_ASKED = 64
+"""Pages at the end of a prompt."""
+
+
 def window_of(keys: Sequence[str], num_pages: int) -> list[str]:
     """The last ``num_pages`` of a prefix, from its end to its beginning."""
     return list(keys[max(0, len(keys) - num_pages) :])[::-1]
@@ -99,19 +103,35 @@ class WindowPages(KindPages):
 
     def longest(self, keys: Sequence[str], most: int) -> int:
         """The longest restorable length of up to ``most`` pages; 0 where there is none."""
-        return longest_restorable(keys, most, self._num_pages, self.supply.num_supplied)
+        return next(self.lengths(keys, most), 0)
 
     def lengths(self, keys: Sequence[str], most: int) -> Iterator[int]:
-        """All restorable lengths of up to ``most`` pages, the longest first. Who holds a page is asked once for all."""
-        held, counts = 0, []
-        for holder in self.supply.holders(keys[:most]):
-            held = 0 if holder is None else held + 1
-            counts.append(held)
-        for length in range(len(counts), 0, -1):
-            first_held = length - counts[length - 1]
-            missing = list(keys[max(0, length - self._num_pages) : first_held])[::-1]
+        """All restorable lengths of up to ``most`` pages, the longest first."""
+        keys = keys[:most]
+        held, coming = self._held(keys), self.supply.on_their_way
+        # From which page on all before the length are held, and whether the page before that is.
+        first_held, is_held = len(keys), next(held, False)
+        for length in range(len(keys), 0, -1):
+            if first_held > length:
+                first_held, is_held = length, next(held, False)
+            start = max(0, length - self._num_pages)
+            while is_held and first_held > start:
+                first_held, is_held = first_held - 1, next(held, False)
+            # Nothing of most prompts is on its way, and this is asked for each of their pages.
+            if first_held > start and keys[first_held - 1] not in coming:
+                continue
+            missing = keys[start:first_held][::-1]
             if sum(run.num_pages for run in self.supply.arriving(missing)) == len(missing):
                 yield length
+
+    def _held(self, keys: Sequence[str]) -> Iterator[bool]:
+        """Whether each page is, from the last on. Mostly the longest length is restorable, so few are asked about at
+        first; where none is, there are thousands."""
+        end, num_asked = len(keys), FIRST_ASKED
+        while end:
+            start = max(0, end - num_asked)
+            yield from (holder is not None for holder in reversed(self.supply.holders(keys[start:end])))
+            end, num_asked = start, 2 * num_asked
 
     def joined(self, full: Copy, windows: Copy) -> Copy:
         """Both copies of a batch as one, whose layers are the model's."""

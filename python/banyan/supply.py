@@ -8,7 +8,7 @@ from reads. All of it or nothing. Scheduler thread only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from banyan.arena.prefetch import InFlightRead, Prefetch
@@ -118,10 +118,10 @@ class Supply:
         """The leading pages that are on their way from the store."""
         return () if self.prefetch is None or not keys else self.prefetch.arriving(keys)
 
-    def num_supplied(self, keys: Sequence[str]) -> int:
-        """The leading pages of ``keys`` that ``hold`` can have now."""
-        num_found = self.lookup(keys).num_pages
-        return num_found + sum(run.num_pages for run in self.arriving(keys[num_found:]))
+    @property
+    def on_their_way(self) -> Container[str]:
+        """Pages that a read from the store may bring; ``arriving`` knows which have failed."""
+        return () if self.prefetch is None else self.prefetch.on_their_way
 
     def hold(self, match: Match, keys: Sequence[str], frames: Frames) -> Held | Refusal:
         """All pages of ``keys``: leases on what was matched, and behind them what comes from the store."""

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Window pages over the real native core: two ranks, each with two frame tables, in one process."""
 
-from itertools import takewhile
+import random
+from itertools import dropwhile, takewhile
 from types import SimpleNamespace
 
 import pytest
 from test.unit.cache_rig import LAYOUT, make_cache, request
 from test.unit.directory.rig import Rank, frames, ids, keys
 
+from banyan import restorable
 from banyan._native import RankTable
 from banyan.core import Run, SourceKind
-from banyan.restorable import WindowPages, longest_restorable, reached_in_turn, window_of
+from banyan.restorable import FIRST_ASKED, WindowPages, longest_restorable, reached_in_turn, window_of
 from banyan.supply import Supply
 from banyan.telemetry import Counters
 
@@ -151,15 +153,90 @@ def test_offer_when_the_last_window_is_missing_then_it_ends_where_one_is_held(ra
     assert reader.counters.windowless_pages == 3, "the same two, and one more"
 
 
-def test_lengths_when_shards_want_all_of_them_then_they_are_not_looked_for_one_by_one(ranks, monkeypatch):
+class Native:
+    """Frame tables of which each question is noted."""
+
+    def __init__(self, peers):
+        self._peers, self.asked = peers, []
+
+    def lookup(self, pages, slots):
+        self.asked.append(pages)
+        return self._peers.lookup(pages, slots)
+
+    def holders(self, pages, slots):
+        self.asked.append(pages)
+        return self._peers.holders(pages, slots)
+
+
+@pytest.fixture
+def native(ranks, monkeypatch):
+    """What the reader asks of the window pages' frame tables."""
+    native = Native(ranks[1].window.peers)
+    monkeypatch.setattr(ranks[1].pages.supply, "_peers", native)
+    return native
+
+
+def test_lengths_when_shards_want_all_of_them_then_they_are_not_looked_for_one_by_one(ranks, native):
     """SGLang asks in every pass, and a prompt has thousands of pages."""
     owner, reader = ranks
     owner.publish(range(1, 12), windowed=[1, 2, 3, 5, 6, 8, 9, 10, 11])
-    supply, looked_for = reader.pages.supply, []
-    lookup = supply.lookup
-    monkeypatch.setattr(supply, "lookup", lambda window: looked_for.append(window) or lookup(window))
     assert list(reader.cache.lengths(keys(*range(1, 12)), 11)) == [11, 10, 9, 6, 3, 2, 1]
-    assert looked_for == [keys(11, 10)], "the longest by itself, all others together"
+    assert native.asked == [keys(*range(1, 12))]
+
+
+NUM_LONG = 8000
+"""Pages of a prompt of 128,000 tokens."""
+
+
+@pytest.mark.parametrize("held, longest", [([], 0), ([3], 3), ([3, 7500], 7500)])
+def test_longest_when_a_prompt_is_long_then_many_pages_are_asked_about_at_once(ranks, native, held, longest):
+    """That is what SGLang's scheduler waits for."""
+    owner, reader = ranks
+    names, reached = keys(*range(NUM_LONG)), reached_in_turn(PLACES)
+    states = WindowPages(reader.pages.frame_table, reader.pages.supply, num_pages=1, reached=reached)
+    owner.pages.frame_table.publish(frames(*range(len(held))), [names[length - 1] for length in held])
+    assert states.longest(names, NUM_LONG) == longest
+    assert len(native.asked) <= 8
+
+
+def test_longest_when_the_last_page_is_held_then_few_others_are_asked_about(ranks, native):
+    owner, reader = ranks
+    names = keys(*range(NUM_LONG))
+    owner.pages.frame_table.publish(frames(1, 2), names[-2:])
+    assert reader.pages.longest(names, NUM_LONG) == NUM_LONG
+    assert [len(pages) for pages in native.asked] == [FIRST_ASKED]
+
+
+class DrawnSupply:
+    """Pages that are held, and others, or the same, that are on their way."""
+
+    def __init__(self, held, on_their_way):
+        self._held, self.on_their_way = held, on_their_way
+
+    def holders(self, pages):
+        return [0 if page in self._held else None for page in pages]
+
+    def arriving(self, pages):
+        return [Run(SourceKind.STORE, len(list(takewhile(self.on_their_way.__contains__, pages))))]
+
+    def has(self, window):
+        behind = list(dropwhile(self._held.__contains__, window))
+        return all(page in self.on_their_way for page in behind)
+
+
+@pytest.mark.parametrize("num_pages", [1, 2, 3, 5])
+def test_lengths_when_pages_are_held_and_on_their_way_at_random_then_those_whose_window_is_there(
+    monkeypatch, num_pages
+):
+    """In pieces of every size: where one ends, nothing of a window is lost."""
+    drawn, names = random.Random(num_pages), keys(*range(1, 25))
+    for _ in range(300):
+        monkeypatch.setattr(restorable, "FIRST_ASKED", drawn.randrange(1, 30))
+        supply = DrawnSupply(*(drawn.sample(names, drawn.randrange(25)) for _ in range(2)))
+        pages = WindowPages(None, supply, num_pages=num_pages, reached=reached_in_turn(PLACES))
+        most = drawn.randrange(25)
+        there = [length for length in range(most, 0, -1) if supply.has(window_of(names[:length], num_pages))]
+        assert list(pages.lengths(names, most)) == there
 
 
 def test_lengths_when_window_pages_are_on_their_way_then_where_what_is_held_comes_behind_them(ranks, monkeypatch):
@@ -170,7 +247,8 @@ def test_lengths_when_window_pages_are_on_their_way_then_where_what_is_held_come
     def arriving(pages):
         return [Run(SourceKind.STORE, len(list(takewhile(coming.__contains__, pages))))]
 
-    monkeypatch.setattr(reader.pages.supply, "arriving", arriving)
+    prefetch = SimpleNamespace(on_their_way=coming, arriving=arriving)
+    monkeypatch.setattr(reader.pages.supply, "prefetch", prefetch)
     assert list(reader.cache.lengths(keys(1, 2, 3, 4, 5), 5)) == [3, 1]
 
 

@@ -22,7 +22,7 @@ import logging
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, takewhile
 from operator import itemgetter
@@ -226,6 +226,11 @@ class Prefetch:
     def num_in_arena(self, keys: Sequence[str]) -> int:
         """Leading pages of ``keys`` that lie in the node's arena now."""
         return self._peers.lookup(keys, self._arena_slots).num_pages
+
+    @property
+    def on_their_way(self) -> Container[str]:
+        """Pages of all reads, also such as have failed."""
+        return self._place_of
 
     def num_arriving(self, keys: Sequence[str]) -> int:
         """Leading pages of ``keys`` that are on their way and not known to have failed."""

@@ -256,6 +256,11 @@ class HostTier:
         """How many leading pages this node holds, in pools and in the arena."""
         return self._num_held(keys, 0)
 
+    def on_node(self, keys: Sequence[str]) -> set[str]:
+        """Which of these pages this node holds, each by itself."""
+        holders = self._peers.holders(keys, self._all_slots)
+        return {key for key, holder in zip(keys, holders, strict=True) if holder is not None}
+
     def num_stored(self, keys: Sequence[str]) -> int:
         """How many leading pages the store holds."""
         return 0 if self.store is None else self.store.num_stored(keys)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -72,10 +73,16 @@ class WindowKind(Kind):
 
     def restorable(self, keys: Sequence[str], most: int) -> int:
         """The longest length of up to ``most`` pages for which this node, or its store, has what is needed."""
-        return longest_restorable(keys, most, self.num_needed, self._num_there)
+        tier = self.tier
+        if tier is None:
+            return self.pages.longest(keys, most)
+        held = tier.on_node(keys[:most])
 
-    def _num_there(self, keys: Sequence[str]) -> int:
-        return self.pages.supply.num_supplied(keys) if self.tier is None else self.tier.num_there(keys)
+        def num_there(pages: Sequence[str]) -> int:
+            num_held = sum(1 for _ in takewhile(held.__contains__, pages))
+            return num_held + (tier.num_stored(pages[num_held:]) if num_held < len(pages) else 0)
+
+        return longest_restorable(keys, most, self.num_needed, num_there)
 
     def arrive(self, request: str, keys: Sequence[str]) -> None:
         """A request has come that is going to restore so many pages: bring up what is needed before their end. It is

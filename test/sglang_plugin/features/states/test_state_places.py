@@ -24,6 +24,7 @@ from test.sglang_plugin.rank.hooked import hooked
 from test.sglang_plugin.rank.test_linker import PAGE, POOL, SERVER, be_started, page, parameters_of
 from test.sglang_plugin.rank.test_requests import Req
 from test.unit.directory.rig import keys
+from test.unit.test_restorable import NUM_LONG, Native
 
 from banyan import _native
 from banyan.config import Config
@@ -518,6 +519,17 @@ def test_arena_when_the_pools_have_lost_a_prefix_then_it_has_pages_and_state(mon
     assert reader.land()
     assert torch.equal(reader.pages(own_full), held[0])
     assert are_equal(reader.state(own_state), held[1])
+
+
+def test_request_when_its_prompt_is_long_then_the_node_is_asked_for_all_states_of_it_at_once(monkeypatch):
+    """When it comes, on the thread that schedules."""
+    owner, _ = two_ranks(monkeypatch, 0.001)
+    (states,) = owner.linker.kinds.beside
+    names = keys(*range(NUM_LONG))
+    owner.offload(names[:2])
+    states.tier._peers = native = Native(states.tier._peers)
+    assert states.restorable(names, NUM_LONG) == 2
+    assert len(native.asked) == 1
 
 
 def stored_in(folder):
