@@ -22,6 +22,9 @@ class Kinds:
         self.beside = tuple(WindowKind(one, rank) for one in beside)
         self.full = Kind(full, rank)
         self._page_tokens = rank.page_tokens
+        has_shards = self.full.member_slots.layout.num_shards > 1
+        # Shards of a rank may have lost different states, and SGLang takes the longest length that all have.
+        self._num_lengths = 2 if has_shards and any(one.is_one_slot for one in beside) else 1
 
     def __iter__(self) -> Iterator[Kind]:
         yield self.full
@@ -66,10 +69,12 @@ class Kinds:
                 tier.arrive(request, keys, worth)
             return
         # Full pages that another shard keeps for all of them may come as far as they go: nobody tells this one.
-        num_coming = len(keys) if tier is None else self._bring_up(tier, request, keys, worth)
-        coming = keys[: self._restorable(keys, num_coming)]
-        for kind in self.beside:
-            kind.arrive(request, coming)
+        most = len(keys) if tier is None else self._bring_up(tier, request, keys, worth)
+        for _ in range(self._num_lengths):
+            length = self._restorable(keys, most)
+            for kind in self.beside:
+                kind.arrive(request, keys[:length])
+            most = max(0, length - 1)
 
     def _bring_up(self, tier: HostTier, request: str, keys: list[str], worth: Worth) -> int:
         """Full pages, as far as a length can be restored; how many this node has then, or is bringing up."""

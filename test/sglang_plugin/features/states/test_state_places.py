@@ -625,6 +625,32 @@ def test_store_when_one_shard_keeps_the_latents_of_all_then_each_brings_up_its_s
         shard.linker.close()
 
 
+def test_store_when_the_shards_of_a_rank_have_lost_different_states_then_all_bring_up_one_that_both_have(
+    monkeypatch, tmp_path
+):
+    names = keys(1, 2, 3)
+
+    def begin():
+        be_asked(monkeypatch, names)
+        return shards_of_latents(monkeypatch, stored_in(tmp_path / "s"), ranks=(0,))[0]
+
+    first = begin()
+    for shard, has_last, num_pages in zip(first, (True, False), (5, 1), strict=True):
+        shard.linker.arrive("learnt")
+        shard.offload(names[:2])
+        shard.offload(names[2:], with_state=has_last)
+        shard.until(lambda: shard.linker.counters.archived_pages == num_pages)  # noqa: B023
+        shard.linker.close()
+
+    second = begin()
+    for shard in second:
+        shard.linker.arrive("r")
+    lengths = [list(shard.linker.cache.lengths(names, 3)) for shard in second]
+    for shard in second:
+        shard.linker.close()
+    assert lengths == [[3, 2], [2]]
+
+
 def test_namespace_when_states_have_another_type_then_they_are_not_exchanged(monkeypatch):
     rank_table = _native.RankTable.create(NUM_SLOTS)
     config = Config(min_fetch_tokens=PAGE, host_gb=0.0)
