@@ -47,7 +47,8 @@ class LayerWait:
         # SGLang calls these in the midst of a forward. One that could not wait has read what it should not have.
         begin = runtime.STOPWATCH.wrap("layer_wait.set_consumer", self.set_consumer)
         self.set_consumer = faults.quiet(begin, "layer_wait.set_consumer", self._lose)  # type: ignore[method-assign]
-        self.wait_until = faults.quiet(self.wait_until, "layer_wait.wait_until", self._lose_this)  # type: ignore[method-assign]
+        self._see = faults.quiet(self.wait_until, "layer_wait.wait_until", self._lose_this)
+        self.wait_until = self._see  # type: ignore[method-assign]
 
     def _lose(self, index: int) -> None:
         self._copy = self._traced = None
@@ -79,6 +80,14 @@ class LayerWait:
         if self._timer is not None:
             pieces = self._planner.pieces_running
             self._timer.begin(pieces if pieces and self._copy is None else None)
+        # Pools call it several times a layer of every forward, and few forwards have anybody to tell.
+        is_told_all = self._copy or self._traced or self._watches or self._timer
+        self.wait_until = self._see if is_told_all else self._see_ends  # type: ignore[method-assign]
+
+    def _see_ends(self, layer: int) -> None:
+        """``wait_until``, of a forward in which nobody but the clock hears of layers: it asks for two."""
+        if layer in (0, self.num_layers - 1):
+            self._see(layer)
 
     def wait_until(self, layer: int) -> None:
         """Return once ``layer`` of the current batch is in place."""
