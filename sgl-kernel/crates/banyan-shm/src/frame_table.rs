@@ -17,7 +17,7 @@ use crate::geometry::Geometry;
 use crate::index::draw_multiplier;
 use crate::layout::{Birth, FrameTableLayout, Word};
 use crate::ledger::Ledger;
-use crate::liveness::{Census, Identity};
+use crate::liveness::Identity;
 use crate::memory::SharedMemory;
 use crate::pool::Pool;
 use crate::rank_table::{Member, Namespace, RankTable};
@@ -29,7 +29,6 @@ pub struct FrameTable {
     memory: SharedMemory,
     layout: FrameTableLayout,
     ledger: Ledger,
-    census: Census,
     open: bool,
     /// Peers open it through our descriptor, so it lives as long as the frame table.
     _pool: Pool,
@@ -76,7 +75,6 @@ impl FrameTable {
             memory,
             layout,
             ledger: Ledger::new(num_frames),
-            census: Census::default(),
             open: true,
             _pool: pool,
         })
@@ -103,9 +101,8 @@ impl FrameTable {
     /// See `Ledger::drain`. Dead readers are found out within 100 ms.
     pub fn drain(&mut self) -> Vec<FrameId> {
         let index = self.layout.index(self.memory.mapping());
-        let (rank_table, census) = (&self.rank_table, &mut self.census);
         self.ledger
-            .drain(index, |pins| rank_table.dead_among(pins, census))
+            .drain(index, |pins| self.rank_table.dead_among(pins))
     }
 
     /// See `Ledger::take_touched`.

@@ -5,6 +5,7 @@
 //! somebody else. Death is final: it is cached for ever. Being alive is believed for `BELIEF`. Who cannot be asked about, because this
 //! process has no descriptor left for one, is alive: what a dead reader holds is taken from it, and a living one would read on.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fs;
 use std::io;
@@ -52,6 +53,11 @@ impl Identity {
         !self.is_nobody() && has_started()
     }
 
+    /// As `is_alive` was answered on this thread, to whoever of it asked.
+    pub fn seems_alive(self) -> bool {
+        CENSUS.with_borrow_mut(|census| census.is_alive(self))
+    }
+
     pub fn fd_path(self, fd: u64) -> String {
         format!("/proc/{}/fd/{fd}", self.pid())
     }
@@ -84,15 +90,19 @@ fn started_at(stat: &str) -> Option<u64> {
     fields.nth(22 - 4)?.parse().ok()
 }
 
-/// Remembers answers. Each user of it is one thread.
+thread_local! {
+    static CENSUS: RefCell<Census> = RefCell::default();
+}
+
+/// Remembers answers: one look into /proc takes longer than a lookup of pages.
 #[derive(Default)]
-pub struct Census {
+struct Census {
     dead: HashMap<Identity, ()>,
     alive: HashMap<Identity, Instant>,
 }
 
 impl Census {
-    pub fn is_alive(&mut self, who: Identity) -> bool {
+    fn is_alive(&mut self, who: Identity) -> bool {
         if who.is_nobody() || self.dead.contains_key(&who) {
             return false;
         }
@@ -129,6 +139,21 @@ mod tests {
     fn identity_with_another_start_time_is_dead() {
         let own = Identity::own().unwrap();
         assert!(!Identity(own.0 + (1 << PID_BITS)).is_alive());
+    }
+
+    #[test]
+    fn process_when_it_was_seen_alive_then_it_is_believed_so_for_a_while_and_no_longer() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let ticks = start_time(child.id()).unwrap().unwrap();
+        let who = Identity(ticks << PID_BITS | u64::from(child.id()));
+        let seen = Instant::now();
+        assert!(who.seems_alive());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!who.is_alive());
+        assert!(who.seems_alive() || seen.elapsed() >= BELIEF);
+        std::thread::sleep(BELIEF);
+        assert!(!who.seems_alive());
     }
 
     #[test]

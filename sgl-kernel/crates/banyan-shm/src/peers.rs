@@ -14,7 +14,6 @@ use crate::error::{Result, ShmError, invalid};
 use crate::frame::Key;
 use crate::geometry::Geometry;
 use crate::lease::Sighting;
-use crate::liveness::Census;
 use crate::page_keys::{CHUNK_PAGES, PageKeys};
 use crate::peer_mapping::{PeerMapping, ReaderBit};
 use crate::pool::Pool;
@@ -40,13 +39,7 @@ pub struct Peers {
     own_slot: Option<usize>,
     namespace: Namespace,
     home: Option<Arc<Home>>,
-    view: Mutex<View>,
-}
-
-#[derive(Default)]
-struct View {
-    peer_slots: Vec<PeerSlot>,
-    census: Census,
+    peer_slots: Mutex<Vec<PeerSlot>>,
 }
 
 #[derive(Default)]
@@ -155,15 +148,14 @@ impl Peers {
         if let Some(slot) = own_slot {
             rank_table.check_slot(slot)?;
         }
-        let mut view = View::default();
-        view.peer_slots
-            .resize_with(rank_table.num_slots(), PeerSlot::default);
+        let mut peer_slots = Vec::new();
+        peer_slots.resize_with(rank_table.num_slots(), PeerSlot::default);
         let peers = Self {
             rank_table,
             own_slot,
             namespace,
             home,
-            view: Mutex::new(view),
+            peer_slots: Mutex::new(peer_slots),
         };
         // Now rather than at the first lookup: it also clears what a dead predecessor has pinned.
         drop(peers.refresh());
@@ -210,16 +202,15 @@ impl Peers {
 
     /// For each page by itself the first of `slots` that holds it: what looks at leaves want to know.
     pub fn holders(&self, keys: &[Key], slots: &[usize]) -> Vec<Option<usize>> {
-        let mut view = self.refresh();
-        let View { peer_slots, census } = &mut *view;
-        let mut holds = |slot: usize, key: &Key| {
+        let peer_slots = self.refresh();
+        let holds = |slot: usize, key: &Key| {
             let peer_mapping = peer_slots.get(slot)?.peer_mapping.as_ref()?;
             peer_mapping.index().find(key)?;
             // Last: mostly nobody has it, and the clock need not be asked.
-            census.is_alive(peer_mapping.identity).then_some(slot)
+            peer_mapping.identity.seems_alive().then_some(slot)
         };
-        let mut holder = |key: &Key| slots.iter().find_map(|slot| holds(*slot, key));
-        keys.iter().map(&mut holder).collect()
+        let holder = |key: &Key| slots.iter().find_map(|slot| holds(*slot, key));
+        keys.iter().map(holder).collect()
     }
 
     /// Per slot, the own one too: how many leading pages it holds.
@@ -349,8 +340,8 @@ impl Peers {
 
     /// The rank that is in `slot` since `epoch`. Whoever holds it keeps what is mapped of it mapped.
     pub fn peer_mapping(&self, slot: usize, epoch: u64) -> Option<Arc<PeerMapping>> {
-        let view = self.refresh();
-        let peer_mapping = view.peer_slots.get(slot)?.peer_mapping.as_ref()?;
+        let peer_slots = self.refresh();
+        let peer_mapping = peer_slots.get(slot)?.peer_mapping.as_ref()?;
         (peer_mapping.epoch == epoch).then(|| peer_mapping.clone())
     }
 
@@ -376,27 +367,28 @@ impl Peers {
     }
 
     fn live(&self) -> Vec<Arc<PeerMapping>> {
-        let mut view = self.refresh();
-        let View { peer_slots, census } = &mut *view;
-        peer_slots
+        self.refresh()
             .iter()
             .filter_map(|peer_slot| peer_slot.peer_mapping.as_ref())
-            .filter(|peer_mapping| census.is_alive(peer_mapping.identity))
+            .filter(|peer_mapping| peer_mapping.identity.seems_alive())
             .cloned()
             .collect()
     }
 
     /// Opens what has come and drops what has left since.
-    fn refresh(&self) -> MutexGuard<'_, View> {
-        let mut view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
-        for (slot, peer_slot) in view.peer_slots.iter_mut().enumerate() {
+    fn refresh(&self) -> MutexGuard<'_, Vec<PeerSlot>> {
+        let mut peer_slots = self
+            .peer_slots
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        for (slot, peer_slot) in peer_slots.iter_mut().enumerate() {
             let epoch = self.rank_table.epoch(slot);
             let is_due = peer_slot.again_at.is_some_and(|at| Instant::now() >= at);
             if epoch != peer_slot.epoch || is_due {
                 *peer_slot = self.opened(slot, epoch, epoch != peer_slot.epoch);
             }
         }
-        view
+        peer_slots
     }
 
     fn opened(&self, slot: usize, epoch: u64, is_new: bool) -> PeerSlot {

@@ -16,7 +16,7 @@
 use std::fs;
 
 use crate::error::{Result, ShmError, invalid};
-use crate::liveness::{Census, Identity};
+use crate::liveness::Identity;
 use crate::memory::{Access, Mapping, SharedMemory, map_foreign};
 use crate::sync::{AtomicU64, Ordering, fence};
 
@@ -305,13 +305,13 @@ impl RankTable {
     }
 
     /// Which of the readers in `pins` are dead. A bit without an owner belongs to nobody who could still copy.
-    pub fn dead_among(&self, pins: u64, census: &mut Census) -> u64 {
+    pub fn dead_among(&self, pins: u64) -> u64 {
         (0..MAX_SLOTS as u32)
             .map(|bit| (bit, 1u64 << bit))
             .filter(|(_, mask)| pins & mask != 0)
             .filter(|(bit, _)| {
                 let reader = Identity(self.reader_word(*bit).load(Ordering::SeqCst));
-                !census.is_alive(reader)
+                !reader.seems_alive()
             })
             .fold(0, |dead, (_, mask)| dead | mask)
     }
