@@ -160,7 +160,7 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
         if self._cache is None:
             super()._release_page_ids(*page_ids)
         else:
-            freed = torch.cat(page_ids)
+            freed = page_ids[0] if len(page_ids) == 1 else torch.cat(page_ids)
             super()._release_page_ids(self._withdraw(frame_array(freed), freed))
 
     def _put_back(self, page_ids: torch.Tensor) -> None:

@@ -32,7 +32,6 @@ ENTRIES = (
     "cancel_queued_load",
     "offload",
     "num_completed_offloads",
-    "_poll",
     "take_events",
 )
 """Where SGLang calls in, but for the waits for data: what Banyan costs the scheduler thread."""

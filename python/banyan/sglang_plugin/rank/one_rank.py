@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from banyan import faults
-from banyan.arena.page_source import Worth
+from banyan.arena.page_source import Worth, all_that_is_found
 from banyan.cache import PrefixCache
 from banyan.core import SourceKind
 from banyan.planner import RequestFacts
@@ -156,7 +156,7 @@ class Rank:
         if not self.kinds.have_tiers or (full.guards_adapters and requests.is_of_this_server(request)):
             return
         full.residency_report.saw(request, keys)
-        self.kinds.arrive(request, keys, self.worth_of(request))
+        self.kinds.arrive(request, keys, self.worth_of(request) if full.tier.sources else all_that_is_found)
 
     def worth_of(self, request: str) -> Worth:
         """How much of what is found of a request's prompt is to be read, whatever SGLang is going to ask for."""
@@ -179,8 +179,7 @@ class Rank:
             request = self._gone.popleft()
             self.cache.forget(request)
             self._planner.forget(request)
-            if self.chooses_victims:
-                self.demand.served(request)
+            self.demand.served(request)
 
     def offer_again(self, keys: list[str], full: torch.Tensor, beside: tuple[list[str], torch.Tensor]) -> None:
         """A node that was offered before has pages of the kind beside full ones again, at other slots than before;

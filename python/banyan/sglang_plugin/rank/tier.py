@@ -179,7 +179,7 @@ class HostTier:
             counters=counters,
         )
         self.store = None if writable is None else self._store_tier(writable, place)
-        self._sources = self._sources_of(place, store, behind)
+        self.sources = self._sources_of(place, store, behind)
 
     def _store_tier(self, writable: WritableStore, place: TierPlace) -> StoreTier:
         return StoreTier(
@@ -229,22 +229,22 @@ class HostTier:
         if not partner.reads_ahead:
             self.learn([keys])
             return
-        if not self._sources:
+        if not self.sources:
             return
         wanted = Wanted(request, keys, self._num_held(keys, num_in_arena), worth)
-        for source in self._sources:
+        for source in self.sources:
             wanted = wanted.after(source.ask(wanted))
         self._tell_reading()
 
     def _look_again(self, request: str, keys: Sequence[str], worth: Worth) -> None:
         """Others have announced pages since the request came."""
         wanted = Wanted(request, keys, self._num_held(keys, 0), worth)
-        for source in self._sources:
+        for source in self.sources:
             source.start_read(wanted)
 
     def is_awaited(self, request: str) -> bool:
         """Whether a source was asked for this request's prompt and may still answer."""
-        return any(source.is_awaited(request) for source in self._sources)
+        return any(source.is_awaited(request) for source in self.sources)
 
     def _touch(self, keys: Sequence[str]) -> int:
         """A prompt's pages are wanted again, also when this rank's own pool holds them too; how many the arena has."""
@@ -293,7 +293,7 @@ class HostTier:
                 self.store.landed(keys)
         self.prefetch.poll()
         # The store last: what is read goes before what is written.
-        for source in reversed(self._sources):
+        for source in reversed(self.sources):
             source.poll()
         if self.store is not None:
             self.partner.meet(self.store, self._counters)
@@ -342,7 +342,7 @@ class HostTier:
             self._events.evicted(self.residency.keys)
         withdraw(self._frame_table)
         self._frame_table.close()
-        for source in self._sources:
+        for source in self.sources:
             source.close()
 
     def _left_behind(self) -> tuple[int, int]:
@@ -360,13 +360,13 @@ class HostTier:
         if self._growth is not None:
             self._growth.close()
         self._frame_table.close()
-        for source in self._sources:
+        for source in self.sources:
             source.close()
 
     def _quiesce(self) -> None:
         self.backup.quiesce()
         self.partner.forget()
-        for source in self._sources:
+        for source in self.sources:
             source.forget()
         self.prefetch.quiesce()
         if self.store is not None:
