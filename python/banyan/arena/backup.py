@@ -201,15 +201,23 @@ class Backup:
         room = min(found.num_pages, self._max_pages - len(self._on_their_way))
         frames = self._residency.claim(room, behind, keys)
         moved = keys[: len(frames)]
-        self._enqueue(_Queued(keys[len(frames) : found.num_pages], [*behind, *moved]))
+        if len(frames) < found.num_pages:
+            self._enqueue(_Queued(keys[len(frames) : found.num_pages], [*behind, *moved]))
         return found, _Sent(moved, frames)
 
     def _num_present(self, keys: Sequence[str]) -> int:
         """Leading pages that need no copy. A chain has no holes: a page is never evicted before its children."""
-        num_present = self._peers.lookup(keys, self._arena_slots).num_pages
+        num_present = self._num_in_arena(keys)
         while num_present < len(keys) and keys[num_present] in self._on_their_way:
             num_present += 1
         return num_present
+
+    def _num_in_arena(self, keys: Sequence[str]) -> int:
+        """Leading pages that some part of the arena has."""
+        if len(self._arena_slots) > 1:
+            return self._peers.lookup(keys, self._arena_slots).num_pages
+        frame = self._residency.frame
+        return next((place for place, key in enumerate(keys) if frame(key) is None), len(keys))
 
     def _land(self, moving: _Moving) -> list[Landed]:
         for chain in moving.chains:
@@ -221,7 +229,7 @@ class Backup:
 
     def _published(self, chain: _Sent) -> Landed:
         # Another rank may have been as quick with the same pages: one copy is enough for the node.
-        num_twice = self._peers.lookup(chain.keys, self._arena_slots).num_pages
+        num_twice = self._num_in_arena(chain.keys)
         self._residency.abandon(chain.frames[:num_twice])
         keys, frames = chain.keys[num_twice:], chain.frames[num_twice:]
         self._residency.publish(frames, keys)

@@ -131,7 +131,8 @@ class Residency:
         """Frames to fill with the first pages of ``keys``, evicting what goes first but the pages of ``sparing``; fewer
         than asked for when the rest is held or being read. Whose the pages are matters to nobody here."""
         # A frame table that was emptied while a reader stayed gives back what is resident here all the same.
-        self._let_go([frame for frame in frame_ids(self._frame_table.drain()) if frame not in self._key_of])
+        if drained := self._frame_table.drain():
+            self._let_go([frame for frame in frame_ids(drained) if frame not in self._key_of])
         missing = num_frames - len(self._free)
         if missing > 0:
             spared = [self._frame_of[key] for key in sparing if key in self._frame_of]

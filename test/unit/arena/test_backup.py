@@ -36,6 +36,7 @@ class Host:
         page_bytes: int = PAGE_BYTES,
         block: BlockGeometry = BLOCK,
         make_residency: Callable[[FrameTable, int], Residency] = Residency,
+        arenas: Sequence[int] = ARENAS,
     ) -> None:
         self.block = block
         self.rank = Rank(rank_table, slot, page_bytes=page_bytes)
@@ -52,7 +53,7 @@ class Host:
             residency=self.residency,
             peers=self.view,
             pool_slot=slot,
-            arena_slots=ARENAS,
+            arena_slots=arenas,
             max_pages=max_pages,
             counters=self.counters,
         )
@@ -121,6 +122,27 @@ def test_offer_when_pages_are_on_their_way_then_not_copied_again(hosts: list[Hos
     owner.backup.offer(keys(1, 2))
     owner.wait_landed()
     assert owner.counters.backed_up_pages == 2 and owner.residency.num_filling == 0
+
+
+def test_offer_when_the_node_has_one_part_of_the_arena_then_its_own_book_says_what_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    owner = Host(RankTable.create(2 * LAYOUT.num_ranks), 0, arenas=ARENAS[:1])
+    asked: list[Sequence[int]] = []
+
+    class Asked:
+        lease, start_copy = owner.view.lease, owner.view.start_copy
+
+        def lookup(self, names: list[str], slots: Sequence[int]) -> Match:
+            asked.append(slots)
+            return owner.view.lookup(names, slots)
+
+    monkeypatch.setattr(owner.backup, "_peers", Asked())
+    owner.rank.frame_table.publish(frames(3, 4, 5), keys(1, 2, 3))
+    for chain, moved in ((keys(1, 2), keys(1, 2)), (keys(1, 2, 3), keys(3)), (keys(1, 2, 3), [])):
+        owner.backup.offer(chain)
+        assert [key for landed in owner.wait_landed() for key in landed.keys] == moved
+    assert asked == [[0]] * 3, "the pool"
 
 
 def test_poll_when_several_chains_were_offered_then_one_copy_brings_them(hosts: list[Host]) -> None:
