@@ -71,7 +71,7 @@ def assemble(
     cache = _make_cache(setup, kinds, planner, shards)
     # No client can choose prompts that the sample likes.
     reuse = NodeReuse(setup.page_tokens, sum(kinds.node_pages), secrets.randbits(64), time.monotonic)
-    demand = NodeDemand(cache, kinds.node_pages[0], setup.counters, reuse)
+    demand = NodeDemand(cache if kinds.full.member_slots.peers else None, kinds.node_pages[0], setup.counters, reuse)
     layer_wait = _keep_time(cache, planner, kinds, pools, setup, shards)
     # Before anybody keeps one of these methods.
     times.time_control(cache, "cache", ("retire", "drain"))

@@ -30,16 +30,6 @@ PROMPT = 8 * PAGE
 """A prompt is as long as what goes at once."""
 
 
-class Alone:
-    """The exchange of a rank without peers."""
-
-    def log_access(self, pages):
-        pass
-
-    def peer_accesses(self):
-        return []
-
-
 class Cache:
     """What of SGLang's cache drives a walk, around its tree core."""
 
@@ -115,7 +105,7 @@ def rig(monkeypatch, request):
             copies_of=lambda keys: [SourceKind.PEER if key in elsewhere else None for key in keys],
         ),
         move_share=lambda kind: 0.01,
-        demand=NodeDemand(Alone(), 1_000, Counters(), NodeReuse(PAGE, 1_000, 0, lambda: 0.0)),
+        demand=NodeDemand(None, 1_000, Counters(), NodeReuse(PAGE, 1_000, 0, lambda: 0.0)),
         num_frames=8 * STRETCHES_PER_POOL,
         dropped=Dropped(),
         counters=Counters(),

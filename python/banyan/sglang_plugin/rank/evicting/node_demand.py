@@ -18,9 +18,10 @@ from banyan.telemetry import PAGE_BYTES, Counters, NodeReuse, PromptAnswer
 
 class NodeDemand:
     """One rank's. ``others``: what the other ranks of the node read, and what is read of them; something may be missed.
-    ``num_frames``: of the pools of all ranks that hear each other. ``reuse``: told of the same."""
+    None where there is no other. ``num_frames``: of the pools of all ranks that hear each other. ``reuse``: told of the
+    same."""
 
-    def __init__(self, others: PrefixCache[Any], num_frames: int, counters: Counters, reuse: NodeReuse) -> None:
+    def __init__(self, others: PrefixCache[Any] | None, num_frames: int, counters: Counters, reuse: NodeReuse) -> None:
         self._others = others
         self._counters = counters
         self._reuse = reuse
@@ -28,7 +29,7 @@ class NodeDemand:
 
     def hear(self) -> None:
         """Take what the peers have told since."""
-        for message in self._others.peer_accesses():
+        for message in () if self._others is None else self._others.peer_accesses():
             if not message[0] & 1:
                 # The rest of what was told too long ago: of a prompt or of an answer, nobody knows.
                 continue
@@ -44,7 +45,8 @@ class NodeDemand:
         """A request has come with a prompt of these pages, at least one: tell the peers. Gives the pages' numbers."""
         self.hear()
         pages = _native.page_numbers(keys)
-        self._others.log_access(pages)
+        if self._others is not None:
+            self._others.log_access(pages)
         self._reuse.asked(pages)
         return pages
 
@@ -62,7 +64,8 @@ class NodeDemand:
     def answered(self, num_tokens: int, pages: bytes, num_cached: int) -> None:
         """The answer to a prompt of these pages begins. So many of them were found."""
         one = PromptAnswer(num_tokens, len(pages) // PAGE_BYTES, pages[num_cached * PAGE_BYTES :])
-        self._others.log_access(one.message())
+        if self._others is not None:
+            self._others.log_access(one.message())
         self._reuse.answered(one)
 
     def served(self, request: str) -> None:
