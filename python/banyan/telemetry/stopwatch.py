@@ -97,16 +97,6 @@ class Stopwatch:
         """``function``, whose time is nobody's: it is not Banyan's."""
         return _Elsewhere(self, function)
 
-    def _nobodys(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if threading.get_ident() != self._thread:
-            return function(*args, **kwargs)
-        before_ns, began_ns = self._not_own_ns, self._clock()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            # What was timed within it has counted for itself.
-            self._not_own_ns = before_ns + self._clock() - began_ns
-
 
 class _Elsewhere:
     """Somebody else's function: called, or asked for its attributes."""
@@ -117,7 +107,15 @@ class _Elsewhere:
         self._stopwatch, self._function = stopwatch, function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._stopwatch._nobodys(self._function, args, kwargs)
+        watch = self._stopwatch
+        if threading.get_ident() != watch._thread:
+            return self._function(*args, **kwargs)
+        before_ns, began_ns = watch._not_own_ns, watch._clock()
+        try:
+            return self._function(*args, **kwargs)
+        finally:
+            # What was timed within it has counted for itself.
+            watch._not_own_ns = before_ns + watch._clock() - began_ns
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._function, name)
