@@ -28,6 +28,8 @@ from functools import partial
 from operator import itemgetter
 from typing import Generic
 
+import msgspec
+
 from banyan import faults
 from banyan.arena.prefetch import joined
 from banyan.core import Fetch, Offer, Outcome, Refusal, Run, SourceKind
@@ -53,8 +55,7 @@ FRAME_BYTES = 8
 """Frames that come back from the frame table are bytes of int64."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
+class _Seen(msgspec.Struct, frozen=True):
     """A lookup and what it depended on."""
 
     version: tuple[object, ...]

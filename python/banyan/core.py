@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import NewType
+
+import msgspec
 
 PageKey = NewType("PageKey", str)
 """Content address of a page: 64 hex characters of SGLang's chained sha256 page hash."""
@@ -19,8 +21,7 @@ MAX_RANKS = 1024
 """Of one server: whoever says more is no server, and each gets a row in the policies' table."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixSpan:
+class PrefixSpan(msgspec.Struct, frozen=True):
     """How long a prefix of one request is cached, and where, in tokens.
 
     ``origin_tokens`` is what this rank's own tree holds; ``max_tokens`` what the best placement over all ranks
@@ -42,8 +43,7 @@ class SourceKind(Enum):
     REMOTE = "remote"
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(msgspec.Struct, frozen=True):
     """Neighbouring pages of a prompt at one kind of source. ``origin`` names the node of remote ones."""
 
     kind: SourceKind
@@ -51,8 +51,7 @@ class Run:
     origin: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(msgspec.Struct, frozen=True):
     """Where the leading pages of a request's tail can come from, and the rank that supplies most of them.
 
     ``runs`` follow each other from the front without a gap.
@@ -67,10 +66,12 @@ class Offer:
 
     def first(self, num_pages: int) -> Offer:
         """As much of it."""
+        if num_pages >= self.num_pages:
+            return self
         runs: list[Run] = []
         for run in self.runs:
             if num_pages > 0:
-                runs.append(replace(run, num_pages=min(run.num_pages, num_pages)))
+                runs.append(msgspec.structs.replace(run, num_pages=min(run.num_pages, num_pages)))
             num_pages -= run.num_pages
         return Offer(tuple(runs), self.rank)
 

@@ -21,7 +21,8 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from banyan.arena.residency import Residency
 from banyan.ports import Copy, Lease, Match, Peers
@@ -37,30 +38,26 @@ LOOK_AGAIN_S = 1.0
 """A look takes two lookups for each chain that waits: not in every step."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Queued:
+class _Queued(msgspec.Struct, frozen=True):
     """Pages of a chain, ``behind`` others of it that stay where they are."""
 
     keys: Sequence[str]
     behind: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class _Sent:
+class _Sent(msgspec.Struct, frozen=True):
     """Pages of a chain with the frames that they land in."""
 
     keys: Sequence[str]
     frames: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Moving:
+class _Moving(msgspec.Struct, frozen=True):
     chains: Sequence[_Sent]
     copy: Copy
 
 
-@dataclass(frozen=True, slots=True)
-class Landed:
+class Landed(msgspec.Struct, frozen=True):
     """Pages that have just become resident, in the order of their prefix."""
 
     keys: Sequence[str]

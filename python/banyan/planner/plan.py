@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import accumulate
 
+import msgspec
+
 from banyan.core import Run, SourceKind
 from banyan.layout import cacheable_tokens
 from banyan.pacing.correction import length_class
@@ -63,8 +65,7 @@ class PlanReason(Enum):
     LONE_TOKEN = "the last page is computed, so that the token behind it is not alone"
 
 
-@dataclass(frozen=True, slots=True)
-class Estimated:
+class Estimated(msgspec.Struct, frozen=True):
     """What a plan is expected to cost, in microseconds to the end of the last forward. Behind the first one the move
     can hide."""
 
@@ -76,8 +77,7 @@ class Estimated:
     error_us: float
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """How many pages to move, and the figures behind it (None while a time is not known)."""
 
     num_pages: int

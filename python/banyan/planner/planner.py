@@ -21,9 +21,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+import msgspec
 
 from banyan.core import Outcome, Refusal, SourceKind, rid_of
 from banyan.latest import Latest
@@ -227,7 +229,7 @@ def _without_lone_token(tail: Tail, plan: Plan) -> Plan:
     num_left = tail.prompt_tokens - tail.own_tokens - plan.num_pages * tail.page_tokens
     if plan.num_pages == 0 or num_left != 1:
         return plan
-    return replace(plan, num_pages=plan.num_pages - 1, reason=PlanReason.LONE_TOKEN)
+    return msgspec.structs.replace(plan, num_pages=plan.num_pages - 1, reason=PlanReason.LONE_TOKEN)
 
 
 def _explanation(request: str, decision: _Decision) -> dict[str, Any]:

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from banyan.core import Offer, PrefixSpan, Run
 from banyan.layout import cacheable_tokens
@@ -12,8 +13,7 @@ from banyan.planner.plan import Tail
 from banyan.planner.planner import Action
 
 
-@dataclass(frozen=True, slots=True)
-class RequestFacts:
+class RequestFacts(msgspec.Struct, frozen=True):
     """What is known of a request, asked for once.
 
     ``id``: the rank's own (``banyan.core.request_id``). ``prompt_tokens`` counts the answer so far where that is

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from banyan import _native
 from banyan.telemetry.gauges import WINDOW_MINUTES
@@ -31,8 +32,7 @@ MOST_COMPUTED_BYTES = (1 << 12) * PAGE_BYTES - _HEAD.size
 """An access log takes half of its ring of a message (banyan-shm/src/access_log.rs)."""
 
 
-@dataclass(frozen=True, slots=True)
-class PromptAnswer:
+class PromptAnswer(msgspec.Struct, frozen=True):
     """A prompt whose answer has begun.
 
     Attributes:
