@@ -249,6 +249,8 @@ class PrefixCache(Generic[Request]):
         return self._full.supply.arriving(keys)
 
     def _offer(self, match: Match, arriving: Sequence[Run]) -> Offer:
+        if not match.num_pages and not arriving:
+            return Offer((), self._member_slots.dp_rank)
         lengths = [(length, self._member_slots.rank_of(slot)) for slot, length in match.runs]
         num_arriving = sum(run.num_pages for run in arriving)
         _, rank = max([*lengths, (num_arriving, self._member_slots.dp_rank)], key=itemgetter(0))

@@ -142,9 +142,11 @@ class Prefetch:
         ``found``: what the store holds of ``keys``, where that was looked up before. ``behind``: the pages of the
         prompt before them, which stay where they are. ``read``: who reads what was found, where the store does not.
         """
+        if self._store is None:
+            return
         num_arriving = self.num_arriving(keys)
         keys = keys[num_arriving:]
-        if not keys or self._store is None:
+        if not keys:
             return
         found = self._store.lookup(list(keys)) if found is None else found.after(num_arriving)
         self._start(keys, worth, found, read or self._read_store, SourceKind.STORE, "", behind)
@@ -238,6 +240,8 @@ class Prefetch:
 
     def arriving(self, keys: Sequence[str]) -> list[Run]:
         """They, and where from."""
+        if not self._place_of:
+            return []
         runs: list[Run] = []
         places = map(self._place_of.__getitem__, takewhile(self._place_of.__contains__, keys))
         # Each read is looked at once: its pages may be thousands, and this is asked at every scheduling pass.

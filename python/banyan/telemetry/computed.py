@@ -4,7 +4,6 @@ they are the prompt."""
 
 from __future__ import annotations
 
-from collections import Counter
 from enum import Enum
 
 
@@ -57,11 +56,11 @@ def why_computed(
         (Why.GONE, asked_before_tokens or 0),
         (unheld, cacheable_tokens),
     )
-    at, reasons = cached_tokens, Counter[Why]()
+    at, reasons = cached_tokens, dict[Why, int]()
     for why, end in ends:
         if at < (end := min(end, cacheable_tokens)):
-            reasons[why] += end - at
+            reasons[why] = reasons.get(why, 0) + end - at
             at = end
     if at < prompt_tokens:
-        reasons[Why.TAIL] += prompt_tokens - at
+        reasons[Why.TAIL] = reasons.get(Why.TAIL, 0) + prompt_tokens - at
     return reasons

@@ -19,6 +19,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from sglang.srt.runtime_context import get_schedule
@@ -182,7 +183,7 @@ class Kind:
         weights = self._content or ("" if self._changes else self._identity.weights_sha256)
         return self._identity.computing(weights) if weights else ""
 
-    @property
+    @cached_property
     def guards_adapters(self) -> bool:
         """Whether there may be adapters that this server alone can tell, and another one may find what it keeps or
         lends."""

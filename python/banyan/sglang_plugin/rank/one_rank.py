@@ -201,7 +201,8 @@ class Rank:
 
     def _poll(self) -> None:
         self._planner.step_begins()
-        self._forget_gone()
+        if self._gone:
+            self._forget_gone()
         self._access.poll()
         self.cache.poll()
         self._poll_tiers()

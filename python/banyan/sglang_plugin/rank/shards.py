@@ -28,11 +28,8 @@ class Shards:
         """``params`` are the ones that SGLang builds its tree from."""
         groups = (params.attn_cp_cache_group, params.attn_tp_cache_group)
         self._groups = [group for group in groups if group is not None and torch.distributed.get_world_size(group) > 1]
-
-    @property
-    def is_one(self) -> bool:
+        self.is_one = not self._groups
         """Whether this process is the whole rank."""
-        return not self._groups
 
     def all(self, granted: bool) -> bool:
         """Whether it was granted to every shard."""
