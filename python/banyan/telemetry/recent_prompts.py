@@ -21,6 +21,7 @@ class _Prompt:
     rid: str
     seen_s: float
     num_pages: int
+    first_key: str
     places: Sequence[int]
     keys: list[str]
     num_turns: int
@@ -48,12 +49,13 @@ class RecentPrompts:
             return
         num_turns = 1
         for place, old in enumerate(self._prompts):
-            if old.num_pages <= len(keys) and keys[old.num_pages - 1] == old.keys[-1]:
+            # Two keys that differ, mostly in their first character, are soon told apart.
+            if old.first_key == keys[0] and old.num_pages <= len(keys) and keys[old.num_pages - 1] == old.keys[-1]:
                 num_turns += old.num_turns
                 del self._prompts[place]
                 break
         places, picked = marked(keys)
-        self._prompts.append(_Prompt(rid, now_s, len(keys), places, picked, num_turns))
+        self._prompts.append(_Prompt(rid, now_s, len(keys), keys[0], places, picked, num_turns))
         del self._prompts[: -self._max_prompts]
 
     def state(self, look: Callable[[list[str]], Holding]) -> list[dict[str, Any]]:
