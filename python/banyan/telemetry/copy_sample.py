@@ -40,8 +40,8 @@ class Copies:
         return self.num_duplicates / self.num_pages if self.num_pages else 0.0
 
 
-Holders = Callable[[str], tuple[bool, int, bool]]
-"""Of a page key: whether this rank's pool holds the page, how many pools do, and whether the arena does."""
+Holders = Callable[[list[str]], Iterable[tuple[bool, int, bool]]]
+"""Of each page key: whether this rank's pool holds the page, how many pools do, and whether the arena does."""
 
 
 class CopySample:
@@ -69,8 +69,8 @@ class CopySample:
     def look(self, holders: Holders) -> Copies:
         """Count; what the rank does not hold any more leaves the sample."""
         num_duplicates, distinct_pages = 0, 0.0
-        for key in list(self._keys):
-            is_own, num_pools, is_in_arena = holders(key)
+        keys = list(self._keys)
+        for key, (is_own, num_pools, is_in_arena) in zip(keys, holders(keys), strict=True):
             if not is_own:
                 self._keys.discard(key)
                 continue

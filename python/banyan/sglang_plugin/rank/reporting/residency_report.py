@@ -8,7 +8,7 @@ nothing is asked, for there a lookup is a use. Scheduler thread only.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from banyan import _native
@@ -62,10 +62,13 @@ class ResidencyReport:
             "num_sampled_pages": copies.num_pages,
         }
 
-    def _holders(self, key: str) -> tuple[bool, int, bool]:
-        held = self._view.prefix_lens([key])
-        num_pools = sum(held[slot] > 0 for slot in self._pools)
-        return held[self._member_slots.own] > 0, num_pools, any(held[slot] > 0 for slot in self._arenas(held))
+    def _holders(self, keys: list[str]) -> Iterator[tuple[bool, int, bool]]:
+        own, arenas, *pools = (
+            self._view.holders(keys, slots)
+            for slots in ([self._member_slots.own], self._member_slots.arenas, *([slot] for slot in self._pools))
+        )
+        for is_own, in_arena, *by_pool in zip(own, arenas, *pools, strict=True):
+            yield is_own is not None, sum(one is not None for one in by_pool), in_arena is not None
 
     def _holding(self, keys: list[str]) -> Holding:
         held = self._view.prefix_lens(keys)
