@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
+from operator import attrgetter
 from typing import NewType
 
 import msgspec
@@ -62,7 +63,7 @@ class Offer(msgspec.Struct, frozen=True):
 
     @property
     def num_pages(self) -> int:
-        return sum(run.num_pages for run in self.runs)
+        return sum(map(attrgetter("num_pages"), self.runs))
 
     def first(self, num_pages: int) -> Offer:
         """As much of it."""

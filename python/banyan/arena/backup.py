@@ -213,8 +213,10 @@ class Backup:
         """Leading pages that some part of the arena has."""
         if len(self._arena_slots) > 1:
             return self._peers.lookup(keys, self._arena_slots).num_pages
-        frame = self._residency.frame
-        return next((place for place, key in enumerate(keys) if frame(key) is None), len(keys))
+        num_present = 0
+        while num_present < len(keys) and self._residency.frame(keys[num_present]) is not None:
+            num_present += 1
+        return num_present
 
     def _land(self, moving: _Moving) -> list[Landed]:
         for chain in moving.chains:

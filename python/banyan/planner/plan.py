@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import accumulate
+from operator import attrgetter
 
 import msgspec
 
@@ -49,7 +50,7 @@ class Tail:
 
     @property
     def num_found(self) -> int:
-        return sum(run.num_pages for run in self.runs)
+        return sum(map(attrgetter("num_pages"), self.runs))
 
 
 class PlanReason(Enum):
