@@ -22,7 +22,6 @@ PROCESSES = {"scheduler": "scheduler", "dispatcher": "data_parallel_controller"}
 
 EACH_STEP = (
     STEP,
-    "linker.poll",
     "layer_wait.set_consumer",
     "answers.50-cached-tokens",
     "placement.44-load-on-arrival",

@@ -113,11 +113,6 @@ def test_hooks_of_each_step_when_they_are_looked_for_then_the_queue_has_them():
     assert {name for name in EACH_STEP if name.split(".")[1][:1].isdigit()} | {REQUEST} <= queue
 
 
-def test_step_when_the_linker_s_own_polls_take_long_then_they_count():
-    slow = one(STREAMS, hooks={STEP: Spent(100, 100), "linker.poll": Spent(100, 900)})
-    assert slow.step_us == 10
-
-
 def test_pools_when_trees_are_full_then_the_longest_prompt_has_room():
     assert max(case.prompt_tokens for case in CASES) < POOL_TOKENS
 
