@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from operator import attrgetter
 from typing import NewType
-
-import msgspec
 
 PageKey = NewType("PageKey", str)
 """Content address of a page: 64 hex characters of SGLang's chained sha256 page hash."""
@@ -22,7 +19,8 @@ MAX_RANKS = 1024
 """Of one server: whoever says more is no server, and each gets a row in the policies' table."""
 
 
-class PrefixSpan(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class PrefixSpan:
     """How long a prefix of one request is cached, and where, in tokens.
 
     ``origin_tokens`` is what this rank's own tree holds; ``max_tokens`` what the best placement over all ranks
@@ -44,7 +42,8 @@ class SourceKind(Enum):
     REMOTE = "remote"
 
 
-class Run(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Run:
     """Neighbouring pages of a prompt at one kind of source. ``origin`` names the node of remote ones."""
 
     kind: SourceKind
@@ -52,7 +51,8 @@ class Run(msgspec.Struct, frozen=True):
     origin: str = ""
 
 
-class Offer(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Offer:
     """Where the leading pages of a request's tail can come from, and the rank that supplies most of them.
 
     ``runs`` follow each other from the front without a gap.
@@ -63,7 +63,7 @@ class Offer(msgspec.Struct, frozen=True):
 
     @property
     def num_pages(self) -> int:
-        return sum(map(attrgetter("num_pages"), self.runs))
+        return sum(run.num_pages for run in self.runs)
 
     def first(self, num_pages: int) -> Offer:
         """As much of it."""
@@ -72,7 +72,7 @@ class Offer(msgspec.Struct, frozen=True):
         runs: list[Run] = []
         for run in self.runs:
             if num_pages > 0:
-                runs.append(msgspec.structs.replace(run, num_pages=min(run.num_pages, num_pages)))
+                runs.append(replace(run, num_pages=min(run.num_pages, num_pages)))
             num_pages -= run.num_pages
         return Offer(tuple(runs), self.rank)
 

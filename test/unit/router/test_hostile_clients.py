@@ -296,6 +296,8 @@ def test_event_when_it_never_ends_then_the_attempt_is_lost_and_nothing_is_kept()
 
     async def scenario():
         class Answer:
+            connection = None
+
             class content:
                 @staticmethod
                 async def readany():

@@ -156,7 +156,8 @@ class Rank:
         if not self.kinds.have_tiers or (full.guards_adapters and requests.is_of_this_server(request)):
             return
         full.residency_report.saw(request, keys)
-        self.kinds.arrive(request, keys, self.worth_of(request) if full.tier.sources else all_that_is_found)
+        may_read = full.tier is not None and full.tier.sources
+        self.kinds.arrive(request, keys, self.worth_of(request) if may_read else all_that_is_found)
 
     def worth_of(self, request: str) -> Worth:
         """How much of what is found of a request's prompt is to be read, whatever SGLang is going to ask for."""
