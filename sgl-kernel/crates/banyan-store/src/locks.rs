@@ -121,17 +121,18 @@ mod tests {
     fn lock_when_its_holders_come_one_after_the_other_then_each_is_waited_for() {
         let scratch = Scratch::new();
         let path = scratch.path("lock");
-        let patience = Duration::from_secs(1);
-        let hold = || {
-            let mut command = Command::new("flock");
-            command.arg(&path).args(["sleep", "0.8"]);
-            command.spawn().unwrap()
+        let patience = Duration::from_millis(2500);
+        // They share it for a while, so that it is never free in between.
+        let hold = |from: &str, seconds: &str| {
+            let script = format!("sleep {from}; exec flock --shared $0 sleep {seconds}");
+            let mut command = Command::new("sh");
+            command.arg("-c").arg(script).arg(&path).spawn().unwrap()
         };
-        let (first, started) = (hold(), Instant::now());
+        let (first, started) = (hold("0", "1.5"), Instant::now());
         while try_lock(&path, Way::Create, Mode::Alone).unwrap().is_some() {
             thread::sleep(AGAIN);
         }
-        let second = hold();
+        let second = hold("0.3", "3");
         lock_within(&path, Way::Create, Mode::Alone, patience).unwrap();
         assert!(started.elapsed() > patience);
         for mut holder in [first, second] {

@@ -237,7 +237,7 @@ pub fn replace(
 pub fn remove_before(directory: &Path, number: u64) -> Result<()> {
     for (other, path) in manifests(directory)? {
         if other < number {
-            fs::remove_file(&path).doing("remove", &path)?;
+            owned::remove_if_there(&path)?;
         }
     }
     Ok(())
