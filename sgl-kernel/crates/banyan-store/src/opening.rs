@@ -6,6 +6,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
 
 use crate::catalog::Hit;
 use crate::directory::{ShelfId, Stripe, empty};
@@ -22,6 +23,9 @@ use crate::writing::Opened;
 
 /// Numbers to skip at adoption: records of the last owner that never got their entry may have used some.
 const SKIPPED_NUMBERS: u64 = 1 << 20;
+
+/// Who starts takes segments of others no longer: it holds the store's lock, and its siblings wait `LOCK_PATIENCE`.
+const RECLAIM_FOR: Duration = Duration::from_secs(3);
 
 /// What the opening needs to know.
 pub struct Wanted<'a> {
@@ -260,8 +264,8 @@ fn continue_log(follower: &Follower) -> Result<(fs::File, u64)> {
     Ok((file, follower.offset()))
 }
 
-/// Takes segments off the end until the writer is within its share, and the store within its quota: that is for idle shelves of others
-/// before. How many went.
+/// Takes segments off the end until the writer is within its share, and the store within its quota: that is for idle
+/// shelves of others before, as long as it may take. How many went.
 fn shrink(
     stripe: &Stripe,
     wanted: &Wanted<'_>,
@@ -271,14 +275,22 @@ fn shrink(
     let (segmenting, before) = (header.segmenting(), segments.len());
     let most = wanted.limits.share_bytes / growth::segment_cost(&segmenting);
     segments.truncate(most as usize);
-    while !segments.is_empty() {
-        let own_cost = growth::cost_of(&segmenting, segments.len());
-        let used = own_cost.saturating_add(cost_of_others(stripe, wanted, header.shelf)?);
-        if used <= wanted.limits.quota_bytes {
-            break;
-        }
-        let made_room = reclaim_one(stripe, header.shelf, wanted.namespace, Whose::Others);
-        if !made_room.unwrap_or(false) {
+    let (mut others, mut until) = (
+        cost_of_others(stripe, wanted, header.shelf)?,
+        Some(Instant::now() + RECLAIM_FOR),
+    );
+    while !segments.is_empty()
+        && growth::cost_of(&segmenting, segments.len()).saturating_add(others)
+            > wanted.limits.quota_bytes
+    {
+        until = until.filter(|until| {
+            Instant::now() < *until
+                && reclaim_one(stripe, header.shelf, wanted.namespace, Whose::Others)
+                    .unwrap_or(false)
+        });
+        if until.is_some() {
+            others = cost_of_others(stripe, wanted, header.shelf)?;
+        } else {
             segments.pop();
         }
     }
