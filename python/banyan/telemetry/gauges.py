@@ -60,6 +60,7 @@ STORE_COUNTERS = {
     "checksum_failures": "pages of the store that did not verify",
     "read_errors": "reads that the store's device failed",
     "write_failures": "writes that the store's device failed",
+    "growth_failures": "times the store could not grow, but for its limits, a lock or want of space",
     "stalls": "times the store's device did not answer in time",
     "sync_timeouts": "times nobody waited any longer for what was to be written",
     "lost_threads": "threads of the store that have failed; nothing is looked up or stored there any more",
