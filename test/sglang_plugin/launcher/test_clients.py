@@ -246,7 +246,7 @@ def test_patterns_when_they_are_few_of_each_of_many_prompts_then_all_are_counted
     patterns = [f"{number:02}" + "x" * 253 + "+" for number in range(32)]
     others = [{"stop_regex": [f"{number:03}{pattern[3:]}" for pattern in patterns]} for number in range(300)]
     for params in ({"stop_regex": patterns}, others):
-        with pytest.raises(clients.BadRequest, match="stop_regex: 2457600 characters of all prompts, 65536 at most"):
+        with pytest.raises(clients.BadRequest, match="stop_regex: 2457600 characters of all prompts, 262144 at most"):
             admitted(input_ids=[[1]] * 300, sampling_params=params)
     admitted(input_ids=[[1]] * 8, sampling_params={"stop_regex": patterns})
     admitted(input_ids=[1] * 300, sampling_params={"stop_regex": patterns})

@@ -44,7 +44,7 @@ MOST_SAMPLES = 4096
 MOST_SAMPLES_IN_ALL = 1 << 16
 """Of all prompts of a request that wants several of each."""
 
-MOST_PATTERN_CHARACTERS_IN_ALL = 1 << 16
+MOST_PATTERN_CHARACTERS_IN_ALL = 1 << 18
 """Of ``stop_regex``, of all prompts of a request: SGLang takes a pattern apart anew for each of them, and meanwhile
 nobody else is served."""
 
