@@ -55,6 +55,22 @@ def test_name_when_a_rank_tells_it_to_the_other_server_of_a_pair_then_it_is_of_a
     assert ranks[0].weights_name == ranks[0].kinds.full._identity.computing("weights")
 
 
+@pytest.mark.parametrize("change", ["note_change", "note_content"])
+def test_name_when_weights_change_then_who_sees_their_new_number_sees_no_old_name(ranks, monkeypatch, change):
+    full, seen = ranks[0].kinds.full, []
+
+    class Watched(type(full)):
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value)
+            if name == "weights_epoch":
+                seen.append(self.weights_name)
+
+    before = full.weights_name
+    monkeypatch.setattr(full, "__class__", Watched)
+    getattr(full, change)("other")
+    assert len(seen) == 1 and before not in seen
+
+
 def test_name_when_a_rank_cannot_leave_the_pages_of_its_old_weights_then_it_tells_none(ranks, monkeypatch):
     rank = ranks[0]
     monkeypatch.setattr(rank.kinds, "leave", Mock(side_effect=RuntimeError("a peer does not stop reading")))

@@ -263,15 +263,16 @@ class Kind:
     def note_change(self, change: str) -> None:
         """From the next ``rejoin`` on, under a namespace of those whose weights have gone through the same, one by one.
         Their number would not do: a rank may take an update that another one has not heard of."""
-        self.weights_epoch += 1
         self._changes = hashlib.sha256(f"{self._changes} {change}".encode()).hexdigest()
         self._content = ""
+        # Last: other threads read the number and then the name, and a new number is not to be seen with an old name.
+        self.weights_epoch += 1
 
     def note_content(self, digest: str) -> None:
         """From the next ``rejoin`` on, under a namespace of those whose weights, which have changed, have this digest,
         whatever they have gone through."""
-        self.weights_epoch += 1
         self._content = digest
+        self.weights_epoch += 1
 
     def meet_again(self) -> None:
         """All weights are about to be loaded: what they have gone through before is nothing to the next ``rejoin``.
