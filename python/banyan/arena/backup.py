@@ -34,6 +34,9 @@ MAX_QUEUED_PAGES = 1 << 16
 MOST_PASSED_OVER = 1024
 """Chains that one look passes over, since their owners had no frame: the scheduler waits."""
 
+MOST_WITHOUT_FRAMES = 16
+"""Owners that one look tries in vain: each may walk the whole arena for a page that can go."""
+
 LOOK_AGAIN_S = 1.0
 """A look takes two lookups for each chain that waits: not in every step."""
 
@@ -168,6 +171,8 @@ class Backup:
                 if owner is None:
                     break
                 without_frames.add(owner)
+                if len(without_frames) == MOST_WITHOUT_FRAMES:
+                    break
                 continue
             sent.append(moved)
             lease = self._peers.lease(found, moved.keys)

@@ -60,3 +60,14 @@ def test_backup_when_many_chains_wait_for_a_frame_then_a_look_passes_over_so_man
     assert not full.wait_landed(), "it is behind more than that"
     full.backup.offer(keys(4))
     assert [landed.keys for landed in full.wait_landed()] == [keys(7)]
+
+
+def test_backup_when_as_many_tenants_as_may_be_tried_find_no_frame_then_the_look_ends(
+    full: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backup, "MOST_WITHOUT_FRAMES", 1)
+    for number in (2, 7):
+        full.backup.offer(keys(number))
+    assert not full.wait_landed()
+    full.backup.offer(keys(3))
+    assert [landed.keys for landed in full.wait_landed()] == [keys(7)], "the next one begins behind it"
