@@ -5,6 +5,7 @@ import gc
 import tempfile
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from test.sglang_plugin.rank import test_linker as rig
@@ -14,7 +15,7 @@ from test.sglang_plugin.rank.test_requests import inserted
 
 from banyan import _native
 from banyan.config import Config
-from banyan.sglang_plugin.rank import identity, requests
+from banyan.sglang_plugin.rank import identity, requests, tier
 
 
 class Req(Matched):
@@ -86,3 +87,14 @@ def test_pages_when_their_request_is_not_known_then_they_are_not_kept(rank):
         linker.num_completed_offloads()
         time.sleep(0.005)
     assert linker.counters.published_pages == 1 and linker.counters.backed_up_pages == 0
+
+
+def test_update_when_no_thread_can_be_made_to_keep_pages_then_that_is_said_and_ranks_go_on_sharing(
+    rank, monkeypatch, caplog
+):
+    linker, _ = rank
+    monkeypatch.setattr(tier, "one_thread", Mock(side_effect=RuntimeError("can't start new thread")))
+    linker.weights_changed()
+    assert "no page of the arena is kept" in caplog.text
+    keep(rank, Req("after", None))
+    rig.polled_until(linker, lambda: linker.kinds.full.tier.state()["num_arena_pages"] == 2)

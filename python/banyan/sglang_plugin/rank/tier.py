@@ -8,6 +8,7 @@ A `HostTier` lives for one namespace; after a weights update the rank makes anot
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ from banyan.sglang_plugin.rank.reporting.store_events import StoreEvents
 from banyan.store.backends import asked_store, native_store
 from banyan.telemetry import Counters, one_thread
 
+logger = logging.getLogger("banyan")
+
 LAST_ANSWERS_S = 10.0
 """For what a slow drive has in flight when the rest was given up."""
 
@@ -63,13 +66,19 @@ def _keep(arena: Arena, namespace: bytes, residency: Residency, counters: Counte
     """Take over what the arena has kept, and go on keeping."""
     if arena.index_file is None:
         return None
+    try:
+        executor = one_thread("banyan-keep")
+    except RuntimeError as error:
+        # After an update of the weights, too: that is no reason to share nothing.
+        logger.error("banyan: no page of the arena is kept for the next server from now on: %s", error)
+        return None
     entries = arena.index_file.entries(namespace)
     residency.adopt([entry.frame for entry in entries], [entry.key for entry in entries])
     persistence = Persistence(
         index_file=arena.index_file,
         residency=residency,
         checksums=arena.checksums(namespace),
-        executor=one_thread("banyan-keep"),
+        executor=executor,
         # They are held meanwhile: most of a small arena is to stay free for others.
         max_pages=max(1, min(MAX_SUMMED_BYTES // arena.block.frame_bytes, arena.num_frames // 4)),
         counters=counters,
