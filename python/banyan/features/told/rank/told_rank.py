@@ -117,12 +117,12 @@ class ToldRank(Attachment):
 
     def _prefetch(self, keys: list[str]) -> int:
         full = self._rank.kinds.full
-        if full.tier is None:
+        if not self._rank.kinds.have_tiers:
             raise Refused("there is no arena to bring pages to: start the server with --banyan-host-gb")
         slots = sorted(full.member_slots.with_peers)
         if slots[int(keys[0][:8], 16) % len(slots)] == full.member_slots.own:
             self._rank.kinds.arrive(next(self._names), keys, all_that_is_found)
-        return full.tier.num_there(keys)
+        return 0 if full.tier is None else full.tier.num_there(keys)
 
     def _split_pool(self, command: Command, cache: Any, num_pages: int) -> None:
         """Have what is kept end a node of SGLang's tree, where the pool's victims are Banyan's."""
