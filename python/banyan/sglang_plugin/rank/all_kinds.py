@@ -125,7 +125,7 @@ class Kinds:
     @property
     def rejoins(self) -> list[Callable[[], Places]]:
         """What takes the places of each kind again, under the namespace of weights that have just changed."""
-        return [kind.rejoin for kind in self]
+        return [kind.join for kind in self]
 
     def withdraw(self) -> None:
         """Forget every page below the pools, and withdraw those in them: SGLang keeps them.
@@ -140,12 +140,12 @@ class Kinds:
             kind.withdraw()
 
     def note_change(self, change: str) -> None:
-        """From the next ``rejoin`` on, share with the ranks whose weights have gone through the same."""
+        """From the next ``join`` on, share with the ranks whose weights have gone through the same."""
         for kind in self:
             kind.note_change(change)
 
     def note_content(self, digest: str) -> None:
-        """From the next ``rejoin`` on, share with whoever has weights of this digest."""
+        """From the next ``join`` on, share with whoever has weights of this digest."""
         for kind in self:
             kind.note_content(digest)
 

@@ -8,7 +8,7 @@ Invariants
   2. A place is left before it is taken again: a rank has one frame table in each member slot and one reader bit for
      each view.
 
-States: joined (the constructor) -> ``leave_tier``, ``leave`` -> outside -> ``rejoin`` (other weights) -> joined ->
+States: joined (the constructor) -> ``leave_tier``, ``leave`` -> outside -> ``join`` (other weights) -> joined ->
 ``leave_tier`` for good, ``close``. Scheduler thread only.
 """
 
@@ -137,7 +137,7 @@ class Kind:
         )
         made = [make(site) for make in rank.points.sources] if self._arena is not None else []
         self._sources = [one for one in made if one is not None]
-        self.pages = self._make_pages(*self._join())
+        self.pages = self._make_pages(*self.join())
 
     def _make_pages(self, frame_table: OwnFrameTable, supply: Supply) -> KindPages:
         return KindPages(frame_table, supply)
@@ -218,8 +218,8 @@ class Kind:
 
     # ---- places ------------------------------------------------------------------------------------------------
 
-    def _join(self) -> Places:
-        """Take the places, under the namespace of the present weights."""
+    def join(self) -> Places:
+        """Take the places, at first or again, under the namespace of the present weights."""
         config, pools, namespace = self.config, self.pools, self._namespace_digest()
         frame_table, peers = self.access.join(self._rank_table, self.member_slots, namespace)
         self.residency_report.joined(namespace)
@@ -256,12 +256,8 @@ class Kind:
         has_reads = config.reads_into_arena and self.follows_reads
         return frame_table, Supply(peers, self.sources(), self.tier.prefetch if has_reads else None)
 
-    def rejoin(self) -> Places:
-        """Take the places again, under the namespace of weights that have just changed."""
-        return self._join()
-
     def note_change(self, change: str) -> None:
-        """From the next ``rejoin`` on, under a namespace of those whose weights have gone through the same, one by one.
+        """From the next ``join`` on, under a namespace of those whose weights have gone through the same, one by one.
         Their number would not do: a rank may take an update that another one has not heard of."""
         self._changes = hashlib.sha256(f"{self._changes} {change}".encode()).hexdigest()
         self._content = ""
@@ -269,13 +265,13 @@ class Kind:
         self.weights_epoch += 1
 
     def note_content(self, digest: str) -> None:
-        """From the next ``rejoin`` on, under a namespace of those whose weights, which have changed, have this digest,
+        """From the next ``join`` on, under a namespace of those whose weights, which have changed, have this digest,
         whatever they have gone through."""
         self._content = digest
         self.weights_epoch += 1
 
     def meet_again(self) -> None:
-        """All weights are about to be loaded: what they have gone through before is nothing to the next ``rejoin``.
+        """All weights are about to be loaded: what they have gone through before is nothing to the next ``join``.
         Every rank hears of each such update, whatever comes of it."""
         self._num_whole_updates += 1
         self._changes = f"{self._num_whole_updates} whole"
