@@ -275,20 +275,17 @@ fn shrink(
     let (segmenting, before) = (header.segmenting(), segments.len());
     let most = wanted.limits.share_bytes / growth::segment_cost(&segmenting);
     segments.truncate(most as usize);
-    let (mut others, mut until) = (
-        cost_of_others(stripe, wanted, header.shelf)?,
-        Some(Instant::now() + RECLAIM_FOR),
-    );
+    let mut others = cost_of_others(stripe, wanted, header.shelf)?;
+    let until = Instant::now() + RECLAIM_FOR;
+    let mut others_make_room = true;
     while !segments.is_empty()
         && growth::cost_of(&segmenting, segments.len()).saturating_add(others)
             > wanted.limits.quota_bytes
     {
-        until = until.filter(|until| {
-            Instant::now() < *until
-                && reclaim_one(stripe, header.shelf, wanted.namespace, Whose::Others)
-                    .unwrap_or(false)
-        });
-        if until.is_some() {
+        others_make_room = others_make_room
+            && Instant::now() < until
+            && reclaim_one(stripe, header.shelf, wanted.namespace, Whose::Others).unwrap_or(false);
+        if others_make_room {
             others = cost_of_others(stripe, wanted, header.shelf)?;
         } else {
             segments.pop();
