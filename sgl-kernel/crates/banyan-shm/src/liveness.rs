@@ -6,7 +6,7 @@
 //! process has no descriptor left for one, is alive: what a dead reader holds is taken from it, and a living one would read on.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::time::{Duration, Instant};
@@ -97,13 +97,13 @@ thread_local! {
 /// Remembers answers: one look into /proc takes longer than a lookup of pages.
 #[derive(Default)]
 struct Census {
-    dead: HashMap<Identity, ()>,
+    dead: HashSet<Identity>,
     alive: HashMap<Identity, Instant>,
 }
 
 impl Census {
     fn is_alive(&mut self, who: Identity) -> bool {
-        if who.is_nobody() || self.dead.contains_key(&who) {
+        if who.is_nobody() || self.dead.contains(&who) {
             return false;
         }
         let now = Instant::now();
@@ -117,7 +117,7 @@ impl Census {
             self.alive.insert(who, now);
         } else {
             self.alive.remove(&who);
-            self.dead.insert(who, ());
+            self.dead.insert(who);
         }
         alive
     }
