@@ -163,7 +163,7 @@ BAD: dict[str, tuple[Said, ...]] = {
         _sampled(stop_regex="(a+)+b"),
         _sampled(stop_regex=".*.*.*x"),
         _sampled(stop_regex=["x", "(a|a|ab)*$"]),
-        Said({"input_ids": [[5]] * 300, **_sampled(stop_regex=["x" * 255 + "+"]).body}),
+        Said({"input_ids": [[5]] * 1100, **_sampled(stop_regex=["x" * 255 + "+"]).body}),
     ),
     "`positional_embed_overrides`, `return_hidden_states`, and any other field": (
         *(Said({"return_hidden_states": value}) for value in ("", 3, -1.5, [], {})),
