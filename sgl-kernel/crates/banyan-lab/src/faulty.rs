@@ -40,6 +40,8 @@ pub struct Faults {
     pub cut: u64,
     /// At this operation the thread that uses the device stands still, for `HANG`.
     pub block: u64,
+    /// Each write is answered only after so many milliseconds. No chance, a time.
+    pub slow: u64,
     /// At this operation it fails.
     pub panic: u64,
     /// This operation, if it is a write, finds no space.
@@ -68,6 +70,7 @@ impl Faults {
                 "flip" => faults.flip = value,
                 "cut" => faults.cut = value,
                 "block" => faults.block = value,
+                "slow" => faults.slow = value,
                 "panic" => faults.panic = value,
                 "full" => faults.full = value,
                 "remount" => faults.remount = value,
@@ -373,10 +376,15 @@ impl Device for FaultyDevice {
     }
 
     unsafe fn push(&mut self, op: Op) {
-        if matches!(op.action, Action::Read(_)) && self.dice.one_in(self.faults.hang) {
-            self.hanging.push((Instant::now() + HANG, op));
-        } else {
+        let held = match op.action {
+            Action::Read(_) if self.dice.one_in(self.faults.hang) => HANG,
+            Action::Write(_) => Duration::from_millis(self.faults.slow),
+            _ => Duration::ZERO,
+        };
+        if held.is_zero() {
             self.pushed.push(op);
+        } else {
+            self.hanging.push((Instant::now() + held, op));
         }
     }
 
@@ -392,6 +400,9 @@ impl Device for FaultyDevice {
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner);
             let asleep = |_: &mut ()| !self.wake.is_woken.load(Ordering::Relaxed);
+            let next = self.hanging.iter().map(|(until, _)| *until).min();
+            let left = next.map(|until| until.saturating_duration_since(Instant::now()));
+            let patience = left.map_or(patience, |left| left.min(patience));
             drop(self.wake.signal.wait_timeout_while(held, patience, asleep));
         }
         self.wake.is_woken.store(false, Ordering::Relaxed);
