@@ -16,6 +16,12 @@ from banyan.routing.cache_path import CACHE_PATH
 
 TIMEOUT_S = 600.0
 
+MOST_ANSWER_BYTES = 1 << 28
+"""A server of a thousand ranks tells less of itself. What answers at an address may be anything."""
+
+SAID_BYTES = 300
+"""Of a refusal that are shown."""
+
 
 class EngineError(RuntimeError):
     """The server cannot be asked, or does not have what was asked for; the message says what to do."""
@@ -69,7 +75,10 @@ class Engine:
 
     def _call(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         with self._answer(path, body, {}) as response:
-            return json_of(response.read())
+            said = response.read(MOST_ANSWER_BYTES + 1)
+            if len(said) > MOST_ANSWER_BYTES:
+                raise ValueError(f"more than {MOST_ANSWER_BYTES} bytes came")
+            return json_of(said)
 
     @contextlib.contextmanager
     def _answer(self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> Iterator[Any]:
@@ -89,6 +98,6 @@ class Engine:
 def _read(error: urllib.error.HTTPError) -> str:
     """What an answer says, as far as it comes."""
     try:
-        return error.read()[:300].decode(errors="replace")
+        return error.read(SAID_BYTES).decode(errors="replace")
     except (OSError, http.client.HTTPException) as cut:
         return repr(cut)

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from banyan.cli import engine
 from banyan.cli.engine import Engine, EngineError
 
 
@@ -47,4 +48,12 @@ def test_call_when_the_answer_is_none_then_it_is_said(served, answer, said):
     url, answers, _ = served
     answers["/server_info"] = answer
     with pytest.raises(EngineError, match=said):
+        Engine(url).server_info()
+
+
+def test_call_when_more_comes_than_a_server_tells_then_it_is_not_read_on(served, monkeypatch):
+    url, answers, _ = served
+    monkeypatch.setattr(engine, "MOST_ANSWER_BYTES", 20)
+    answers["/server_info"] = 200, json.dumps({"internal_states": 20 * [{}]})
+    with pytest.raises(EngineError, match="more than 20 bytes came"):
         Engine(url).server_info()
