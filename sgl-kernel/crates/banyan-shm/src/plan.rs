@@ -9,7 +9,6 @@
 //! * While a layer is awaited that has not arrived, what is leased is fetched ahead and its leases end: owners wait for no drive.
 //! * A source page wanted several times is fetched once; its other targets are copied from the first, after all fetches of the layer.
 
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -95,10 +94,8 @@ impl Plan {
     pub fn new(home: Arc<Home>, loads: Vec<Load>) -> Result<Self> {
         let pool = home.pool.memory()?.clone();
         check_targets(&loads, home.capacity)?;
-        let mut first_target = HashMap::new();
         let mut peer_mappings: Vec<Arc<PeerMapping>> = Vec::new();
         let mut fetched: Vec<Vec<Stretch>> = Vec::new();
-        let mut repeats = Vec::new();
         let mut receptions = Vec::new();
         let mut leases = Vec::new();
         for load in loads {
@@ -113,17 +110,16 @@ impl Plan {
             for run in lease.runs() {
                 let place = position_of(&run.peer_mapping, &mut peer_mappings);
                 fetched.resize_with(peer_mappings.len(), Vec::new);
-                for (page, target) in run.pages.iter().zip(&mut targets) {
-                    match first_target.insert((place, page.frame), target) {
-                        None => fetched[place].push(Stretch::of_page(page.frame, target)),
-                        Some(first) => {
-                            first_target.insert((place, page.frame), first);
-                            repeats.push(Stretch::of_page(first, target));
-                        }
-                    }
-                }
+                let pages = run.pages.iter().zip(&mut targets);
+                fetched[place]
+                    .extend(pages.map(|(page, target)| Stretch::of_page(page.frame, target)));
             }
             leases.push(lease);
+        }
+        let mut repeats = Vec::new();
+        for pages in &mut fetched {
+            pages.sort_unstable();
+            repeats.extend(take_repeats(pages));
         }
         if peer_mappings
             .iter()
@@ -308,7 +304,7 @@ impl Reception {
 }
 
 fn check_targets(loads: &[Load], capacity: u64) -> Result<()> {
-    let mut targets = HashSet::new();
+    let mut targets = Vec::new();
     for load in loads {
         if load.frames.len() != load.num_pages() {
             return invalid!(
@@ -317,14 +313,17 @@ fn check_targets(loads: &[Load], capacity: u64) -> Result<()> {
                 load.num_pages()
             );
         }
-        for frame in &load.frames {
-            if u64::from(*frame) >= capacity {
-                return invalid!("frame {frame} is outside the own pool of {capacity} pages");
-            }
-            if !targets.insert(*frame) {
-                return invalid!("frame {frame} is named twice as a target");
-            }
-        }
+        targets.extend_from_slice(&load.frames);
+    }
+    // Hashing them takes several times as long, and the scheduler waits.
+    targets.sort_unstable();
+    if let Some(frame) = targets.last()
+        && u64::from(*frame) >= capacity
+    {
+        return invalid!("frame {frame} is outside the own pool of {capacity} pages");
+    }
+    if let Some(twice) = targets.windows(2).find(|pair| pair[0] == pair[1]) {
+        return invalid!("frame {} is named twice as a target", twice[0]);
     }
     Ok(())
 }
@@ -337,6 +336,19 @@ fn position_of(peer_mapping: &Arc<PeerMapping>, known: &mut Vec<Arc<PeerMapping>
         known.push(peer_mapping.clone());
         known.len() - 1
     })
+}
+
+/// Leaves each source of ascending pages once; the others, from its first target.
+fn take_repeats(pages: &mut Vec<Stretch>) -> Vec<Stretch> {
+    let mut repeats = Vec::new();
+    pages.dedup_by(|page, first| {
+        let is_again = page.source == first.source;
+        if is_again {
+            repeats.push(Stretch::of_page(first.target, page.target));
+        }
+        is_again
+    });
+    repeats
 }
 
 /// Joins what is adjacent on both sides. The order of the pages within a layer does not matter, so sources ascend.
