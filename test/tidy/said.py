@@ -118,13 +118,10 @@ def rows_that_miss_with(word: str) -> Callable[[ByRanks], str]:
     return lambda by_ranks: f"in {sum(any(word in line for line in above) for above in missed(by_ranks))}"
 
 
-def span(figure: str, *, without: tuple[str, str] | None = None) -> Callable[[ByRanks], str]:
-    """The least and the most of a figure's medians over all rows, but for the one of these ranks and this case."""
+def span(figure: str) -> Callable[[ByRanks], str]:
+    """The least and the most of a figure's medians over all rows."""
     return lambda by_ranks: least_to_most(
-        row[figure]["median"]
-        for ranks, rows in by_ranks.items()
-        for row in rows
-        if row[figure] is not None and (ranks, row["case"]) != without
+        row[figure]["median"] for rows in by_ranks.values() for row in rows if row[figure] is not None
     )
 
 

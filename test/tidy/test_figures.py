@@ -59,11 +59,9 @@ def on_the_xeon(ours: str) -> list[Figure]:
     ]
 
 
-def where_steps_take_milliseconds(*more: Figure) -> list[Figure]:
+def where_steps_take_milliseconds() -> list[Figure]:
     return [
-        *(Figure("overhead", "by_ranks", said.span(name)) for name in ("throughput", "ttft")),
-        *more,
-        *of("overhead", ranged, "by_ranks/2/case=1 stream/step"),
+        *(Figure("overhead", "by_ranks", said.span(name)) for name in ("throughput", "ttft", "step")),
         *of("overhead", said.rows_that_miss, "by_ranks"),
     ]
 
@@ -101,7 +99,6 @@ NO_ARENA = "rows/system=banyan no arena"
 TOOL_AGENTS = "against/trace=tool_agents,ours=banyan_store,other={}/ttft_ratio"
 DOCUMENTS = "rows/trace=documents,phase=cold,system={}/cached_share"
 STEPS = "by_ranks/{}/case={} streams/scheduler_step_us"
-WITHOUT_A_CORE = said.span("step", without=("2", "1 stream"))
 BEHIND_A_ROUTER, ON_RANKS_THAT_SHARE = (
     Figure("rates", f"systems/{system}", said.found_at_all_rates) for system in ("router", "banyan")
 )
@@ -228,7 +225,7 @@ LINES = [
     line(
         PAGE,
         "where forwards take milliseconds",
-        *where_steps_take_milliseconds(Figure("overhead", "by_ranks", WITHOUT_A_CORE)),
+        *where_steps_take_milliseconds(),
     ),
     line(
         PAGE,
@@ -294,7 +291,7 @@ LINES = [
             for word in ("throughput", "ttft is", "step is", "us a call")
         ),
         *of("overhead", said.ms, *(STEPS.format(ranks, number) for ranks in (1, 2) for number in (64, 256))),
-        *of("overhead", said.ms, "by_ranks/1/case=prompts of 512/scheduler_us"),
+        *of("overhead", said.ms, *(f"by_ranks/{ranks}/case=prompts of 512/scheduler_us" for ranks in (1, 2))),
         *of("overhead", said.ms, "by_ranks/2/case=prompts of 512/dispatcher_us"),
     ),
     line(
