@@ -72,6 +72,8 @@ def refuse_other_attention(model: Any) -> None:
             does = "attends to what comes later"
         elif layer.attn_type is AttentionType.ENCODER_ONLY and layer.sliding_window_size > -1:
             does = "attends within a window on both sides"
+        elif layer.use_irope:
+            does = "attends within chunks of its prompt"
         else:
             continue
         runtime.refuse(
@@ -208,6 +210,9 @@ class CpuAttention(TorchNativeAttnBackend):
                 output[own] = self._attend(
                     query[own], keys, values, scaling=scaling, enable_gqa=enable_gqa, window=sliding_window_size
                 )
+        # Of no request: ranks in step compute a multiple of their shards. The layers behind write them to slot 0, which
+        # is read under masks, and what is no number gets through these.
+        output[start:] = 0
         return output
 
     def _verify(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.runtime_context import attention_backends
 
 from banyan.sglang_plugin import runtime
@@ -32,6 +33,13 @@ def around_create_decode_backend(original: Callable[[Any], Any], factory: Any) -
         )
     if factory.speculative_num_steps <= 1:
         return original(factory)
+    pool = factory.draft_model_runner.token_to_kv_pool
+    if isinstance(pool, SWAKVPool) and pool.swa_layer_nums:
+        # SGLang looks up once, for all steps together, where these layers write.
+        runtime.refuse(
+            "--speculative-draft-model-path: this draft model has sliding windows, and on the CPU engine only models "
+            "without draft; name another one, or set --speculative-num-steps 1"
+        )
     return DraftSteps(factory.draft_model_runner, factory.speculative_num_steps)
 
 

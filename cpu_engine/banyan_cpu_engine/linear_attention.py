@@ -12,7 +12,6 @@ import torch
 from sglang.srt.configs.hybrid_arch import mambaish_config
 
 from banyan_cpu_engine import server
-from banyan_cpu_engine.plain_memory import give_plain_memory
 
 
 @server.around
@@ -24,12 +23,6 @@ def around_load_model(original: Callable[..., None], runner: Any, *args: Any, **
         return
     with server.accelerator_is_cpu():
         original(runner, *args, **kwargs)
-
-
-def before_init_mamba_pool(slots: Any, *args: Any, **kwargs: Any) -> None:
-    """Before SGLang's pool of states is made: what goes with these it asks pinned memory for, on every device."""
-    if server.is_on() and not torch.cuda.is_available():
-        give_plain_memory()
 
 
 @server.around

@@ -20,8 +20,8 @@ from banyan_cpu_engine import server
 FACTORIES = ("empty", "ones", "tensor", "zeros")
 
 
-def before_lora_manager(manager: Any, *args: Any, **kwargs: Any) -> None:
-    """Before SGLang's LoRAManager is made."""
+def before_pinned_memory(asking: Any, *args: Any, **kwargs: Any) -> None:
+    """Before SGLang makes what asks for it: its LoRAManager, its pool of states."""
     if server.is_on() and not torch.cuda.is_available():
         give_plain_memory()
 

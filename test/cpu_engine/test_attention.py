@@ -58,6 +58,29 @@ def test_extend_when_a_batch_is_filled_up_then_its_requests_are_as_without(table
     assert torch.equal(filled[:4], extended(1, [40])) and not filled[4:].any()
 
 
+def test_extend_when_there_are_more_rows_than_tokens_then_the_others_are_numbers(tables):
+    """Ranks in step compute a multiple of their shards."""
+    keys, values, req_to_token, generator = tables
+    query = torch.randn((8, NUM_HEADS, HEAD_DIM), generator=generator).bfloat16()
+    backend = CpuAttention.__new__(CpuAttention)
+    backend._masks, backend._drafts = {}, None
+    output = backend._run_sdpa_forward_extend(
+        query=query,
+        output=torch.full_like(query, torch.nan),
+        k_cache=keys,
+        v_cache=values,
+        req_to_token=req_to_token,
+        req_pool_indices=torch.tensor([0]),
+        seq_lens=torch.tensor([47]),
+        extend_prefix_lens=torch.tensor([40]),
+        extend_seq_lens=torch.tensor([7]),
+        scaling=HEAD_DIM**-0.5,
+        enable_gqa=True,
+        causal=True,
+    )
+    assert output[:7].any(dim=-1).all() and not output[7:].any()
+
+
 @pytest.mark.parametrize("window", [None, 39, 600])
 @pytest.mark.parametrize(
     "prefix_lens, new_lens",
@@ -309,6 +332,7 @@ def test_window_when_sglang_fills_up_the_drafts_of_a_rank_then_nobody_is_compute
         ({"logit_cap": 50.0}, "caps its scores"),
         ({"attn_type": AttentionType.DECODER_BIDIRECTIONAL}, "attends to what comes later"),
         ({"attn_type": AttentionType.ENCODER_ONLY, "sliding_window_size": 9}, "attends within a window on both sides"),
+        ({"use_irope": True}, "attends within chunks of its prompt"),
         ({"attn_type": AttentionType.ENCODER_ONLY}, None),
         ({"sliding_window_size": 9}, None),
         ({}, None),

@@ -8,6 +8,7 @@ import pytest
 import sgl_kernel
 import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.speculative.draft_utils import DraftBackendFactory
 from sglang.srt.speculative.eagle_utils import TreeMaskMode, build_tree_kernel_efficient
 
@@ -79,6 +80,23 @@ def test_slots_when_a_draft_decodes_then_they_are_those_behind_what_is_known():
     assert slots.tolist() == [24, 25, 26, 1, 2, 3]
 
 
+def test_slots_when_a_batch_is_verified_then_each_request_has_its_own_behind_what_it_has():
+    table = torch.zeros((3, 6), dtype=torch.int32)
+    rows, starts, ends = torch.tensor([2, 0]), torch.tensor([1, 3]), torch.tensor([4, 4])
+    sgl_kernel.assign_req_to_token_pool_cpu(rows, table, starts, ends, torch.tensor([7, 8, 9, 5]), 6)
+    assert table.tolist() == [[0, 0, 0, 5, 0, 0], [0] * 6, [0, 7, 8, 9, 0, 0]]
+
+
+@pytest.mark.parametrize(("ends", "said"), [([4, 5], "4 slots for ranges of 5"), ([1, 7], "column 7 is outside")])
+def test_slots_when_ranges_do_not_fit_then_nothing_is_written(ends, said):
+    table = torch.zeros((3, 6), dtype=torch.int32)
+    with pytest.raises(ValueError, match=said):
+        sgl_kernel.assign_req_to_token_pool_cpu(
+            torch.tensor([2, 0]), table, torch.tensor([1, 3]), torch.tensor(ends), torch.tensor([7, 8, 9, 5]), 6
+        )
+    assert not table.any()
+
+
 def factory(monkeypatch, asked, configured, num_steps=3):
     monkeypatch.setattr(draft_attention, "attention_backends", lambda: (configured, configured))
     runner = SimpleNamespace(device="cpu", req_to_token_pool=None, token_to_kv_pool=None)
@@ -94,6 +112,16 @@ def test_attention_when_it_is_banyans_then_so_is_that_of_the_draft(monkeypatch, 
     assert type(extend) is CpuAttention
     for backend in (steps, extend, *steps.attn_backends):
         assert backend.decode_attention_backend_str == backend.prefill_attention_backend_str == ATTENTION_BACKEND
+
+
+def test_attention_when_the_draft_has_windows_of_its_own_then_it_is_refused(monkeypatch, capsys):
+    one = factory(monkeypatch, None, ATTENTION_BACKEND)
+    pool = SWAKVPool.__new__(SWAKVPool)
+    pool.swa_layer_nums = 1
+    one.draft_model_runner.token_to_kv_pool = pool
+    with pytest.raises(SystemExit):
+        draft_attention.around_create_decode_backend(None, one)
+    assert "--speculative-draft-model-path" in capsys.readouterr().err
 
 
 def test_attention_when_it_is_another_or_nothing_is_decoded_then_sglang_chooses(monkeypatch):

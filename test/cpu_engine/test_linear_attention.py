@@ -14,7 +14,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
     torch_chunk_gated_delta_rule,
 )
 
-from banyan_cpu_engine import linear_attention, plain_memory, seam, server
+from banyan_cpu_engine import linear_attention, seam, server
 
 NORM = "sglang.kernels.ops.attention.fla.fused_norm_gate.FusedRMSNormGated.forward"
 KEPT = "sglang.srt.layers.attention.hybrid_linear_attn_backend.MambaAttnBackendBase._track_mamba_state_decode"
@@ -200,16 +200,6 @@ def test_model_when_it_is_loaded_then_torch_names_the_cpu_and_afterwards_what_it
     assert torch.get_device_module is named
     linear_attention.around_load_model(lambda runner: seen.append(torch.get_device_module), plain)
     assert seen[1:] == [named]
-
-
-def test_states_when_their_pool_is_made_without_a_driver_then_memory_is_plain(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    given = []
-    monkeypatch.setattr(linear_attention, "give_plain_memory", lambda: given.append(True))
-    linear_attention.before_init_mamba_pool(None)
-    monkeypatch.setattr(server, "is_on", lambda: False)
-    linear_attention.before_init_mamba_pool(None)
-    assert given == [True] and plain_memory.give_plain_memory is not linear_attention.give_plain_memory
 
 
 def test_hooks_when_the_engine_is_off_then_sglangs_own_are_called(monkeypatch):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters on a machine without a CUDA driver: plain memory where SGLang asks for pinned, and only there."""
+"""Adapters and states on a machine without a CUDA driver: plain memory where SGLang asks for pinned, and only there."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def torch_as_it_was(monkeypatch):
 def start(monkeypatch, *, is_on, has_driver):
     monkeypatch.setattr(server, "is_on", lambda: is_on)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_driver)
-    plain_memory.before_lora_manager(object(), base_model=None)
+    plain_memory.before_pinned_memory(object(), base_model=None)
 
 
 def test_memory_when_there_is_no_driver_then_pinned_is_plain(torch_as_it_was, monkeypatch):
