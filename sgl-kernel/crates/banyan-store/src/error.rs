@@ -44,6 +44,11 @@ pub fn is_no_space(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
 }
 
+/// Whether what was attempted found no space.
+pub fn found_no_space(error: &StoreError) -> bool {
+    error.system_cause().is_some_and(is_no_space)
+}
+
 /// Names what was attempted on which path.
 pub trait Doing<T> {
     fn doing(self, verb: &str, path: &Path) -> Result<T>;

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use crate::device::{Device, FileId};
 use crate::directory::{ShelfId, Stripe};
-use crate::error::{Doing, Result, is_no_space};
+use crate::error::{Doing, Result, found_no_space};
 use crate::format::{FileHeader, FileKind};
 use crate::owned::{self, Way, sync_directory};
 
@@ -142,7 +142,7 @@ pub fn create_segment(
     made.map_err(|error| {
         // The space has to come back; if even that fails, the next try truncates it.
         drop(fs::remove_file(&unnamed));
-        if error.system_cause().is_some_and(is_no_space) {
+        if found_no_space(&error) {
             NoSegment::NoSpace
         } else {
             NoSegment::Failed(error)

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::catalog::Hit;
 use crate::directory::{ShelfId, Stripe, empty};
-use crate::error::{Doing, Result, StoreError, invalid, is_no_space, passes};
+use crate::error::{Doing, Result, StoreError, found_no_space, invalid, is_no_space, passes};
 use crate::format::{Entry, FileHeader, FileKind, Namespace, leaves_room};
 use crate::geometry::{BLOCK_BYTES, Geometry};
 use crate::growth::{self, Limits};
@@ -213,7 +213,7 @@ fn recover(
         let replace = || manifest::replace(&directory, &header, entries.iter().copied());
         match replace() {
             // What it lacks is theirs.
-            Err(error) if num_lost > 0 && error.system_cause().is_some_and(is_no_space) => {
+            Err(error) if num_lost > 0 && found_no_space(&error) => {
                 remove_rest()?;
                 replace()?
             }
@@ -432,9 +432,7 @@ fn take_segment(stripe: &Stripe, shelf: ShelfId, hold: Hold) -> Result<()> {
     let left = tenants.into_entries().into_iter().filter(is_there);
     match manifest::replace(&directory, &header, left) {
         // The drive is full: all of it goes.
-        Err(error) if error.system_cause().is_some_and(is_no_space) => {
-            stripe.remove_shelf(shelf, hold)
-        }
+        Err(error) if found_no_space(&error) => stripe.remove_shelf(shelf, hold),
         replaced => {
             replaced?;
             remove_if_there(&stripe.segment(shelf, last))
@@ -643,7 +641,7 @@ mod tests {
             };
             scope.spawn(full).join().unwrap().unwrap_err()
         });
-        assert!(refused.system_cause().is_some_and(is_no_space), "{refused}");
+        assert!(found_no_space(&refused), "{refused}");
         assert!(stripe.segments(header.shelf).unwrap().is_empty());
     }
 

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Instant;
 
 use super::{Commit, REST, Surroundings, Writer};
-use crate::error::{StoreError, invalid, is_no_space};
+use crate::error::{StoreError, found_no_space, invalid};
 use crate::format::{Entry, FileHeader, Kind, Record};
 use crate::geometry::Place;
 use crate::manifest;
@@ -128,8 +128,7 @@ impl Writer {
                 }
                 let mut state = around.shared.lock();
                 state.has_no_manifest = true;
-                state.counters.no_space_pauses +=
-                    u64::from(error.system_cause().is_some_and(is_no_space));
+                state.counters.no_space_pauses += u64::from(found_no_space(&error));
                 if let Some(own) = &mut state.own {
                     own.places.put_back_retired(retired);
                 }
