@@ -58,7 +58,7 @@ STORE_COUNTERS = {
     "put_full": "pages that the store did not take: its back-log was full, or it took no writes",
     "evicted_pages": "pages that the store has evicted since the start",
     "checksum_failures": "pages of the store that did not verify",
-    "read_errors": "reads that the store's device failed",
+    "read_errors": "reads that the store's device or mount failed",
     "write_failures": "writes that the store's device failed",
     "growth_failures": "times the store could not grow, but for its limits, a lock or want of space",
     "stalls": "times the store's device did not answer in time",

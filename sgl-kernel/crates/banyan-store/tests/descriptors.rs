@@ -59,6 +59,7 @@ fn pages_when_no_file_can_be_opened_to_read_them_then_they_fail_now_and_are_stil
         let failed = with_spare_files(0, || rig.fetch(&[0, 1], layers_per_step));
         assert_eq!(failed, [(0, Reason::Refused), (1, Reason::Refused)]);
     }
+    assert_eq!(rig.stat("read_errors"), 4);
     assert_eq!(rig.fetch(&[0, 1], 1), []);
     assert_eq!(rig.stat("dropped_pages"), 0);
 }

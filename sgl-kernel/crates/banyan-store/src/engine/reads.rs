@@ -74,6 +74,8 @@ impl Engine {
         let (file, record_offset) = match located {
             Ok(location) => location,
             Err(error) => {
+                let is_gone = error.kind() == io::ErrorKind::NotFound;
+                self.shared.lock().counters.read_errors += u64::from(!is_gone);
                 job.on_error(planned, reason_of(&error));
                 return;
             }
