@@ -415,6 +415,20 @@ impl Superblock {
     }
 }
 
+/// Why a shelf's file could not be opened. One that is not found is gone only while its path is one of the store's: else the mount is away,
+/// and says nothing about the file.
+pub fn gone_or_away(error: io::Error, file: &Path) -> io::Error {
+    let path = file.ancestors().nth(2);
+    let is_mounted = path.is_some_and(|path| path.join(SUPERBLOCK).exists());
+    // Looked for again: the mount may just have come back.
+    let is_gone = is_mounted && matches!(file.try_exists(), Ok(false));
+    if error.kind() == io::ErrorKind::NotFound && !is_gone {
+        io::Error::from_raw_os_error(libc::ENODEV)
+    } else {
+        error
+    }
+}
+
 fn is_manifest(name: &OsStr) -> bool {
     name.as_encoded_bytes().starts_with(b"manifest-")
 }

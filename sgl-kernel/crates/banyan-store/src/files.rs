@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::device::{Device, FileId};
-use crate::directory::{ShelfId, Stripe};
+use crate::directory::{ShelfId, Stripe, gone_or_away};
 use crate::error::{Doing, Result, found_no_space};
 use crate::format::{FileHeader, FileKind};
 use crate::owned::{self, Way, sync_directory};
@@ -50,7 +50,8 @@ impl Files {
             return Ok(*file);
         }
         let path = stripe.segment(shelf, segment);
-        let (file, _) = open_direct(&path, purpose)?;
+        let opened = open_direct(&path, purpose);
+        let (file, _) = opened.map_err(|error| gone_or_away(error, &path))?;
         let file = device.add_file(Arc::new(file))?;
         self.open.insert((shelf, segment, purpose), file);
         Ok(file)

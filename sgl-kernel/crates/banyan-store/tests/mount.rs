@@ -3,6 +3,8 @@
 
 mod rig;
 
+use std::fs;
+
 use banyan_lab::Faults;
 use banyan_store::reading::Reason;
 use banyan_store::store::Options;
@@ -68,6 +70,23 @@ fn pages_when_the_drive_is_only_read_any_more_then_they_come_and_nothing_is_stor
     assert_eq!(rig.fetch(&[0, 1], 3), []);
     rig.put(Some(1), &[2]);
     assert_eq!(rig.store.sync().unwrap(), 1);
+    assert_eq!(rig.fetch(&[0, 1], 3), []);
+    assert_eq!(rig.stat("dropped_pages"), 0);
+}
+
+#[test]
+fn pages_when_their_mount_is_away_then_refused_and_read_again_when_it_is_back() {
+    let scratch = Scratch::new();
+    let rig = Rig::open(&with_faults(&scratch, ""));
+    let [store, mounted] = ["store", "mounted"].map(|name| scratch.path().join(name));
+    fs::rename(&store, &mounted).unwrap();
+    // As the mount point is without a mount.
+    fs::create_dir(&store).unwrap();
+    let refused = [(0, Reason::Refused), (1, Reason::Refused)];
+    assert_eq!(rig.fetch(&[0, 1], 3), refused);
+    assert_eq!(rig.stat("read_errors"), 2);
+    fs::remove_dir(&store).unwrap();
+    fs::rename(&mounted, &store).unwrap();
     assert_eq!(rig.fetch(&[0, 1], 3), []);
     assert_eq!(rig.stat("dropped_pages"), 0);
 }
