@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use crate::directory::fresh_id;
+use crate::directory::{fresh_id, gone_or_away};
 use crate::error::{Doing, Result, invalid, is_no_space};
 use crate::files::file_system;
 use crate::locks::Lock;
@@ -202,13 +202,16 @@ impl Mark {
     /// Gives a sign of life. Waits for the file system.
     pub fn sign(&self) {
         let began = uptime();
-        let touched = owned::open(&self.path, Way::Read).and_then(|file| touch(&file));
+        let opened = owned::open(&self.path, Way::Read);
+        let touched = opened
+            .map_err(|error| gone_or_away(error, &self.path))
+            .and_then(|file| touch(&file));
         let mut signs = self.signs();
         let is_gone = match &touched {
             Ok(found) => found.nlink() == 0,
             Err(error) => {
                 signs.problem = error.to_string();
-                matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESTALE))
+                error.kind() == io::ErrorKind::NotFound
             }
         };
         if is_gone {
@@ -290,10 +293,22 @@ pub fn touch(file: &File) -> io::Result<Metadata> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::directory::Stripe;
+    use crate::owned::make_directory;
     use crate::testing::{Scratch, age, refuse};
+    use std::thread;
 
     fn ours() -> Reach {
-        Reach::named("ours", 1)
+        let mount = fs::metadata(std::env::temp_dir()).unwrap().dev();
+        Reach::named("ours", mount)
+    }
+
+    /// Of a store.
+    fn make_shelf(scratch: &Scratch) -> PathBuf {
+        Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let shelf = scratch.path("store/shelf");
+        make_directory(&shelf).unwrap();
+        shelf
     }
 
     fn is_taken(reach: &Reach, shelf: &Path) -> bool {
@@ -313,7 +328,7 @@ mod tests {
     fn shelf_when_another_machine_gives_signs_then_its_own_and_when_it_is_silent_then_ours_for_good()
      {
         let scratch = Scratch::new();
-        let shelf = scratch.path("");
+        let shelf = make_shelf(&scratch);
         let theirs = Reach::named("theirs", 1).mark(&shelf, 1).unwrap().unwrap();
         for other in [ours(), Reach::named("theirs", 2)] {
             assert!(is_taken(&other, &shelf));
@@ -350,7 +365,7 @@ mod tests {
         let (local, afar) = (ours().local(), Reach::named("afar", 1));
         for (living, other) in [(&local, &afar), (&afar, &local)] {
             let scratch = Scratch::new();
-            let shelf = scratch.path("");
+            let shelf = make_shelf(&scratch);
             let theirs = living.mark(&shelf, 1).unwrap().unwrap();
             assert!(is_taken(other, &shelf));
             age(&theirs.path, SILENCE);
@@ -425,5 +440,31 @@ mod tests {
         assert!(refused.contains("no sign of life"), "{refused}");
         mark.sign();
         mark.check().unwrap();
+    }
+
+    #[test]
+    fn writer_when_its_mount_is_away_for_a_while_then_it_writes_again_when_it_is_back() {
+        let scratch = Scratch::new();
+        let mark = ours().mark(&make_shelf(&scratch), 1).unwrap().unwrap();
+        let [store, mounted] = ["store", "mounted"].map(|name| scratch.path(name));
+        fs::rename(&store, &mounted).unwrap();
+        for has_mount_point in [false, true] {
+            if has_mount_point {
+                fs::create_dir(&store).unwrap();
+            }
+            mark.confirm().unwrap();
+        }
+        fs::remove_dir(&store).unwrap();
+        fs::rename(&mounted, &store).unwrap();
+        thread::scope(|scope| {
+            // The thread ends with its filter.
+            scope.spawn(|| {
+                refuse(libc::SYS_openat, libc::ESTALE);
+                mark.confirm().unwrap();
+            });
+        });
+        mark.confirm().unwrap();
+        fs::remove_file(&mark.path).unwrap();
+        assert!(mark.confirm().is_err());
     }
 }
