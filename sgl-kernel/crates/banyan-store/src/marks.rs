@@ -55,7 +55,12 @@ const OF_ONE_MACHINE: [i64; 10] = [
 /// How far a lock is sure to reach: one mount on one running kernel. Only one machine has a folder on a file system of its own, and
 /// there it reaches all who have it so.
 #[derive(Clone, Debug)]
-pub struct Reach(String);
+pub struct Reach {
+    /// What a mark says.
+    line: String,
+    /// The device number of the mount.
+    mount: u64,
+}
 
 impl Reach {
     pub fn of(directory: &Path) -> Result<Self> {
@@ -73,16 +78,22 @@ impl Reach {
     }
 
     pub fn named(boot: &str, mount: u64) -> Self {
-        Self(format!("{boot} {mount:x}\n"))
+        Self {
+            line: format!("{boot} {mount:x}\n"),
+            mount,
+        }
     }
 
     /// On a file system of its own machine.
     pub fn local(&self) -> Self {
-        Self(self.0.replace('\n', LOCAL))
+        Self {
+            line: self.line.replace('\n', LOCAL),
+            ..*self
+        }
     }
 
     pub fn is_local(&self) -> bool {
-        self.0.ends_with(LOCAL)
+        self.line.ends_with(LOCAL)
     }
 
     /// Whether a shelf whose lock can be had has no writer. `now` is the time of its file server.
@@ -113,11 +124,17 @@ impl Reach {
     }
 
     /// Whether the locks of whoever has made a mark meet ours. Who had the folder on our own drive has them still, or is gone with what
-    /// ran on this machine.
+    /// ran on this machine. Anywhere else a mount that was made anew knows nothing of the locks that were taken on the one before.
     fn meets(&self, mark: File) -> bool {
+        let is_same_mount = mark.metadata().is_ok_and(|found| found.dev() == self.mount);
         let mut writer = String::new();
         let is_read = mark.take(1 << 10).read_to_string(&mut writer).is_ok();
-        is_read && (writer == self.0 || (self.is_local() && writer.ends_with(LOCAL)))
+        let is_ours = if self.is_local() {
+            writer.ends_with(LOCAL)
+        } else {
+            is_same_mount && writer == self.line
+        };
+        is_read && is_ours
     }
 
     /// Takes a shelf whose lock is had, if it is free.
@@ -144,7 +161,7 @@ impl Reach {
             made => made.doing("make", &path)?,
         };
         let mut mark = Mark::new(path, began);
-        let written = file.write_all(self.0.as_bytes());
+        let written = file.write_all(self.line.as_bytes());
         match written.and_then(|()| file.sync_all()) {
             // Without its line nobody's locks are taken to meet its: a full drive is no reason not to start.
             Err(error) if is_no_space(&error) => {}
@@ -320,7 +337,7 @@ mod tests {
         assert!(Reach::of(Path::new("/dev/shm")).unwrap().is_local());
         // No drive, and nothing that is known.
         let [one, other] = [(); 2].map(|()| Reach::of(Path::new("/proc")).unwrap());
-        assert!(one.0 == other.0 && !one.is_local());
+        assert!(one.line == other.line && !one.is_local());
         assert!(Reach::of(Path::new("/nowhere")).is_err());
     }
 
@@ -384,6 +401,18 @@ mod tests {
         let now = Reach::named("now", 2).local();
         let again = now.take(&shelf, SystemTime::now()).unwrap().unwrap();
         assert!(!again.follows_silence);
+    }
+
+    #[test]
+    fn shelf_when_the_folder_was_mounted_anew_and_its_writer_lives_then_its_sibling_leaves_it() {
+        let scratch = Scratch::new();
+        let shelf = scratch.path("");
+        // What both have been since before.
+        let before = Reach::named("ours", ours().mount + 1);
+        let living = before.mark(&shelf, 1).unwrap().unwrap();
+        assert!(is_taken(&before, &shelf));
+        age(&living.path, SILENCE);
+        assert!(!is_taken(&before, &shelf));
     }
 
     #[test]

@@ -841,7 +841,8 @@ mod tests {
     fn shelf_when_a_killed_server_of_this_machine_had_it_then_taken_back_at_once() {
         let scratch = Scratch::new();
         let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
-        let ours = stripe.seen_by(Reach::named("ours", 1));
+        let mount = fs::metadata(stripe.first()).unwrap().dev();
+        let ours = stripe.seen_by(Reach::named("ours", mount));
         let (killed, _) = opened(&ours);
         let Hold { lock, mark } = killed.hold;
         drop(lock);
