@@ -667,7 +667,7 @@ class Store:
             share_bytes: what this writer may occupy; the whole quota when None. A server passes quota / number of
                 ranks, so that no rank starves another.
             floor_bytes: free bytes to leave on each file system.
-            segment_bytes: size of a segment file; chosen from the quota when None.
+            segment_bytes: size of a segment file; chosen from quota and share when None.
             backlog_bytes: pages queued by `put` beyond this are refused ("full").
             engine: "auto" (io_uring, else threads) or "threads".
             read_bytes_per_s: read no faster than this (a drive that others use, or an experiment); None: no limit.

@@ -18,6 +18,8 @@ const MANIFEST_BYTES: u64 = 2 * (BLOCK_BYTES as u64 + MORE_ENTRIES * ENTRY_BYTES
 
 /// A segment is this part of the quota, within bounds: few files for a large store, small steps for a small one.
 const SEGMENTS_PER_QUOTA: u64 = 64;
+/// And no more than this part of the writer's share, which may be less than that of the quota.
+const SEGMENTS_PER_SHARE: u64 = 4;
 const LARGE_SEGMENT_BYTES: u64 = 1 << 30;
 /// Whoever reads them keeps them open, and io_uring is told of 8192 files.
 const MOST_SEGMENTS: u64 = 4096;
@@ -62,11 +64,14 @@ pub fn may_grow(limits: &Limits, space: &Space) -> std::result::Result<(), Refus
     }
 }
 
-pub fn places_per_segment(quota_bytes: u64, segment_bytes: Option<u64>, record_bytes: u64) -> u32 {
+pub fn places_per_segment(limits: &Limits, segment_bytes: Option<u64>, record_bytes: u64) -> u32 {
+    let quota_bytes = limits.quota_bytes;
     let wanted = segment_bytes
         .unwrap_or_else(|| {
             let largest = LARGE_SEGMENT_BYTES.max(quota_bytes / MOST_SEGMENTS);
-            (quota_bytes / SEGMENTS_PER_QUOTA).min(largest)
+            (quota_bytes / SEGMENTS_PER_QUOTA)
+                .min(largest)
+                .min(limits.share_bytes / SEGMENTS_PER_SHARE)
         })
         .saturating_sub(BLOCK_BYTES as u64);
     let places = wanted / (record_bytes + MANIFEST_BYTES_PER_PLACE);
@@ -163,12 +168,20 @@ mod tests {
 
     #[test]
     fn segments_when_sized_then_whole_records_and_at_least_one() {
-        assert_eq!(places_per_segment(1 << 40, None, 1 << 20), 1023);
-        assert_eq!(places_per_segment(1 << 20, None, 1 << 20), 1);
+        let places = |quota_bytes: u64, segment_bytes, record_bytes| {
+            let limits = Limits {
+                quota_bytes,
+                share_bytes: quota_bytes / 8,
+                floor_bytes: 0,
+            };
+            places_per_segment(&limits, segment_bytes, record_bytes)
+        };
+        assert_eq!(places(1 << 40, None, 1 << 20), 1023);
+        assert_eq!(places(1 << 20, None, 1 << 20), 1);
         // A large store has no more segments, but larger ones.
-        assert_eq!(places_per_segment(64 << 40, None, 1 << 20), 16375);
+        assert_eq!(places(64 << 40, None, 1 << 20), 16375);
         let three = 4096 + 3 * (8192 + MANIFEST_BYTES_PER_PLACE);
-        assert_eq!(places_per_segment(1 << 40, Some(three), 8192), 3);
-        assert_eq!(places_per_segment(1 << 40, Some(three - 1), 8192), 2);
+        assert_eq!(places(1 << 40, Some(three), 8192), 3);
+        assert_eq!(places(1 << 40, Some(three - 1), 8192), 2);
     }
 }

@@ -68,11 +68,8 @@ impl Store {
         let stripe = Stripe::open_or_create(&options.paths)?;
         let traffic = Traffic::open_unless_taken(stripe.first())?.map(Arc::new);
         let record_bytes = geometry.record_bytes();
-        let segment_places = places_per_segment(
-            options.limits.quota_bytes,
-            options.segment_bytes,
-            record_bytes,
-        );
+        let segment_places =
+            places_per_segment(&options.limits, options.segment_bytes, record_bytes);
         let mut state = State::new(options.namespace);
         let wanted = Wanted {
             namespace: options.namespace,

@@ -530,6 +530,18 @@ fn pages_when_the_store_cannot_grow_for_them_then_a_sync_tells_how_many_were_los
 }
 
 #[test]
+fn pages_when_the_share_is_less_than_a_part_of_the_quota_then_stored_all_the_same() {
+    let scratch = Scratch::new();
+    let mut options = options(scratch.path());
+    options.segment_bytes = None;
+    // The second kind of pages of one process in eight.
+    options.limits.share_bytes = options.limits.quota_bytes / 80;
+    let rig = Rig::open(&options);
+    rig.keep(None, &[0, 1, 2]);
+    assert_eq!(rig.fetch(&[0, 1, 2], 1), []);
+}
+
+#[test]
 fn calls_when_the_store_is_closed_then_refused() {
     let scratch = Scratch::new();
     let rig = Rig::open(&options(scratch.path()));
