@@ -92,6 +92,9 @@ fn take_over(
             && found.header.namespace == wanted.namespace
             && found.header.geometry == *wanted.geometry
             && found.header.segmenting().has(0)
+            // It could never grow again: one of smaller segments can.
+            && (found.header.places_per_segment <= wanted.places_per_segment
+                || growth::segment_cost(&found.header.segmenting()) <= wanted.limits.share_bytes)
     };
     let Some(found) = Follower::open(&directory)? else {
         remove_remains(stripe, shelf)?;
@@ -651,6 +654,15 @@ mod tests {
         namespace: Namespace,
         num_segments: u32,
     ) -> [ShelfId; N] {
+        idle_of(stripe, namespace, num_segments, 4)
+    }
+
+    fn idle_of<const N: usize>(
+        stripe: &Stripe,
+        namespace: Namespace,
+        num_segments: u32,
+        places_per_segment: u32,
+    ) -> [ShelfId; N] {
         let mut shelves = [(); N].map(|()| {
             let (shelf, _hold) = stripe.create_shelf().unwrap();
             let header = FileHeader {
@@ -658,13 +670,13 @@ mod tests {
                 number: 1,
                 sequence: 0,
                 namespace,
-                places_per_segment: 4,
+                places_per_segment,
                 geometry: Geometry::new(&[4096]).unwrap(),
             };
             let entries = (0..num_segments).map(|segment| {
                 create_segment(stripe, &header, segment, 8192).unwrap();
                 Entry {
-                    place: 4 * segment,
+                    place: places_per_segment * segment,
                     record: record(segment.into()),
                     ..entry(u64::from(segment) + 1)
                 }
@@ -849,5 +861,28 @@ mod tests {
         let (again, _) = opened(&ours);
         assert_eq!(again.header.shelf, killed.header.shelf);
         drop(mark);
+    }
+
+    #[test]
+    fn shelf_when_its_segments_are_larger_than_the_share_then_left_and_room_is_made_for_smaller_ones()
+     {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let [large] = idle_of(&stripe, [1; 4], 1, 8);
+        let segmenting = |shelf| {
+            let found = Follower::open(&stripe.shelf(shelf, 0)).unwrap();
+            found.unwrap().header.segmenting()
+        };
+        let cost = growth::segment_cost(&segmenting(large));
+        let (own, state) = opened_within(&stripe, 1 << 30, cost - 1);
+        let small = own.header.shelf;
+        assert!(small != large && state.counters.adopted_pages == 0);
+        assert_eq!(stripe.segments(large).unwrap(), [0]);
+        let (beside, _) = opened_within(&stripe, 1 << 30, cost);
+        assert_eq!(beside.header.shelf, large);
+        drop((own, beside));
+        // No smaller one can be made: another one for each start would be no help.
+        let (own, _) = opened_within(&stripe, 1 << 30, 0);
+        assert_eq!(own.header.shelf, small);
     }
 }
