@@ -8,7 +8,12 @@ pub use banyan_shm::error::{Result, ShmError as StoreError};
 
 /// Whether an error is of the moment: it says nothing about what was to be read.
 pub fn passes(error: &io::Error) -> bool {
-    let is_of_process = matches!(
+    is_of_process(error) || is_of_mount(error)
+}
+
+/// Whether it is not even the mount's.
+pub fn is_of_process(error: &io::Error) -> bool {
+    matches!(
         error.raw_os_error(),
         Some(
             libc::EMFILE
@@ -19,8 +24,7 @@ pub fn passes(error: &io::Error) -> bool {
                 | libc::EINTR
                 | libc::ETIMEDOUT
         )
-    );
-    is_of_process || is_of_mount(error)
+    )
 }
 
 /// Whether an error is the mount's: what serves it is away or has started again, credentials have run out, or it is only read any more.

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use hashbrown::HashMap;
 
 use crate::catalog::KeyHash;
-use crate::error::{Doing, Result, is_of_mount, passes};
+use crate::error::{Doing, Result, is_of_process};
 use crate::format::{ENTRY_BYTES, Entry, FileHeader, FileKind, Kind};
 use crate::geometry::{BLOCK_BYTES, Place};
 use crate::owned::{self, Way, sync_directory};
@@ -84,8 +84,8 @@ impl Follower {
     /// server what was appended.
     pub fn is_replaced(&mut self) -> bool {
         let named = match owned::open(&self.path, Way::Read) {
-            // One of the moment says nothing. What the mount does not give is found no more, until it does.
-            Err(error) => return !passes(&error) || is_of_mount(&error),
+            // What the mount does not give is found no more, until it does.
+            Err(error) => return !is_of_process(&error),
             Ok(named) => named,
         };
         let place = |file: &File| file.metadata().map(|data| (data.dev(), data.ino())).ok();

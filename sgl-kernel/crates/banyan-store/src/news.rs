@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::catalog::{Hit, ShelfIndex};
 use crate::directory::ShelfId;
-use crate::error::{Result, StoreError};
+use crate::error::{Result, StoreError, is_of_process};
 use crate::format::{Entry, Kind};
 use crate::manifest::{Follower, Log, Tenants};
 use crate::said::Said;
@@ -92,17 +92,16 @@ impl News {
             self.followers.clear();
             self.num_invalidations = num_invalidations;
         }
-        let shelves = shared.stripe.shelves()?;
-        let vanished: Vec<ShelfId> = self
-            .followers
-            .keys()
-            .copied()
-            .filter(|shelf| !shelves.contains(shelf))
-            .collect();
-        for shelf in &vanished {
-            self.followers.remove(shelf);
-        }
-        shared.forget(&vanished);
+        let shelves = match shared.stripe.shelves() {
+            Err(error) if error.system_cause().is_some_and(is_of_process) => return Err(error),
+            // What the mount does not give is found no more, until it does.
+            Err(error) => {
+                self.forget_all_but(&[]);
+                return Err(error);
+            }
+            Ok(shelves) => shelves,
+        };
+        self.forget_all_but(&shelves);
         let mut problem = Ok(());
         for shelf in shelves {
             if Some(shelf) == shared.own_shelf {
@@ -116,6 +115,14 @@ impl News {
         }
         shared.have_seen(announced);
         problem
+    }
+
+    fn forget_all_but(&mut self, shelves: &[ShelfId]) {
+        let vanished = self
+            .followers
+            .extract_if(|shelf, _| !shelves.contains(shelf));
+        let vanished: Vec<ShelfId> = vanished.map(|(shelf, _)| shelf).collect();
+        self.shared.forget(&vanished);
     }
 
     fn follow(&mut self, shelf: ShelfId) -> Result<()> {
@@ -209,7 +216,8 @@ mod tests {
     use crate::format::{FileHeader, Identity, NO_PARENT, Namespace, Record};
     use crate::geometry::{Geometry, Segmenting};
     use crate::manifest;
-    use crate::testing::{MANY, Scratch, is_seen_half_done, record};
+    use crate::testing::{MANY, Scratch, is_seen_half_done, record, refuse};
+    use std::{fs, thread};
 
     #[test]
     fn entries_when_there_are_many_then_others_have_the_lock_in_between() {
@@ -314,5 +322,34 @@ mod tests {
             let is_found = shared.lock().catalog.contains(&IDENTITY.key);
             assert_eq!(is_found, own_shelf.is_some());
         }
+    }
+
+    #[test]
+    fn records_of_others_when_the_mount_is_away_then_not_found_until_it_is_back() {
+        let scratch = Scratch::new();
+        let [store, mounted] = ["store", "mounted"].map(|name| scratch.path(name));
+        let stripe = Stripe::open_or_create(std::slice::from_ref(&store)).unwrap();
+        let (shelf, _lock) = stripe.create_shelf().unwrap();
+        write_manifest(&stripe, shelf, shelf, IDENTITY.namespace);
+        let (shared, mut news) = news_of(&stripe, None);
+        let is_found = || shared.lock().catalog.contains(&IDENTITY.key);
+        news.refresh().unwrap();
+        assert!(is_found());
+        let mut news = thread::scope(|scope| {
+            // The thread ends with its filter. No file to open says nothing about the mount.
+            let without_files = || {
+                refuse(libc::SYS_openat, libc::EMFILE);
+                news.refresh().unwrap_err();
+                news
+            };
+            scope.spawn(without_files).join().unwrap()
+        });
+        assert!(is_found());
+        fs::rename(&store, &mounted).unwrap();
+        news.refresh().unwrap_err();
+        assert!(!is_found());
+        fs::rename(&mounted, &store).unwrap();
+        news.refresh().unwrap();
+        assert!(is_found());
     }
 }
