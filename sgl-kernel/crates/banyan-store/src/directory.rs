@@ -216,9 +216,10 @@ impl Stripe {
         )
     }
 
-    /// The store's lock, unless somebody has it.
+    /// The store's lock, unless somebody has it. It is there since the opening: where it is not, the mount is away, and something in its
+    /// mount point would be taken for a store that is meant to be there.
     pub fn try_lock(&self) -> Result<Option<Lock>> {
-        try_lock(&self.first().join("lock"), Way::Create, Mode::Alone)
+        try_lock(&self.first().join("lock"), Way::Write, Mode::Alone)
     }
 
     /// What bears the name of a shelf and is not a directory of ours is none.

@@ -237,13 +237,11 @@ mod tests {
     use super::*;
     use crate::directory::Stripe;
     use crate::geometry::Geometry;
+    use crate::marks::Hold;
     use crate::state::State;
     use crate::testing::Scratch;
 
-    #[test]
-    fn growth_when_another_machine_has_taken_the_shelf_then_none() {
-        let scratch = Scratch::new();
-        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+    fn growth_of(stripe: &Stripe) -> (Growth, Hold) {
         let (shelf, hold) = stripe.create_shelf().unwrap();
         let geometry = Geometry::new(&[4096]).unwrap();
         let growth = Growth {
@@ -271,10 +269,35 @@ mod tests {
             next: 0,
             num_segments: 0,
         };
+        (growth, hold)
+    }
+
+    #[test]
+    fn growth_when_another_machine_has_taken_the_shelf_then_none() {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let (growth, _hold) = growth_of(&stripe);
+        let shelf = growth.header.shelf;
         assert!(matches!(growth.try_grow(), Ok(0)));
         std::fs::remove_file(stripe.shelf(shelf, 0).join("writer-1")).unwrap();
         let next = Growth { next: 1, ..growth };
         assert!(matches!(next.try_grow(), Err(NoGrowth::Failed(_))));
         assert_eq!(stripe.segments(shelf).unwrap(), [0]);
+    }
+
+    #[test]
+    fn growth_when_the_mount_is_away_then_its_mount_point_stays_empty() {
+        let scratch = Scratch::new();
+        let [store, mounted] = ["store", "mounted"].map(|name| scratch.path(name));
+        let stripe = Stripe::open_or_create(std::slice::from_ref(&store)).unwrap();
+        let (growth, _hold) = growth_of(&stripe);
+        std::fs::rename(&store, &mounted).unwrap();
+        std::fs::create_dir(&store).unwrap();
+        assert!(matches!(growth.try_grow(), Err(NoGrowth::Failed(_))));
+        // Something in it would be taken for a store that is meant to be there.
+        assert_eq!(std::fs::read_dir(&store).unwrap().count(), 0);
+        std::fs::remove_dir(&store).unwrap();
+        std::fs::rename(&mounted, &store).unwrap();
+        assert!(matches!(growth.try_grow(), Ok(0)));
     }
 }
