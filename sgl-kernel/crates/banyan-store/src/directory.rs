@@ -202,7 +202,7 @@ impl Stripe {
         &self.paths[0]
     }
 
-    /// Serialises everything that changes what a store consists of. Waits for it, no longer than `LOCK_PATIENCE`.
+    /// Serialises everything that changes what a store consists of. Waits for it, `LOCK_PATIENCE` for each who has it.
     pub fn lock(&self) -> Result<Lock> {
         self.lock_within(LOCK_PATIENCE)
     }

@@ -15,6 +15,8 @@ use crate::owned::{self, Way};
 
 /// How often a lock that somebody has is tried.
 const AGAIN: Duration = Duration::from_millis(10);
+/// Holders that cannot be named may be so many, one after the other.
+const MOST_UNNAMED: u32 = 6;
 
 /// A lock, held until it is dropped or the process dies.
 #[derive(Debug)]
@@ -55,9 +57,20 @@ pub fn try_lock(path: &Path, way: Way, mode: Mode) -> Result<Option<Lock>> {
     }
 }
 
-/// Waits for as long as `patience` while one process has it, then says which. Where they come one after the other, each is waited for.
+/// Waits for as long as `patience` while one process has it, then says which. Where they come one after the other, each is waited for; of
+/// those that cannot be named (another container's, another machine's) as long as for several.
 pub fn lock_within(path: &Path, way: Way, mode: Mode, patience: Duration) -> Result<Lock> {
+    lock_unless(path, (way, mode), patience, holder_of)
+}
+
+fn lock_unless(
+    path: &Path,
+    (way, mode): (Way, Mode),
+    patience: Duration,
+    holder_of: impl Fn(&Path) -> Option<String>,
+) -> Result<Lock> {
     let (mut holder, mut deadline) = (None, Instant::now() + patience);
+    let mut num_unnamed = 0;
     loop {
         if let Some(lock) = try_lock(path, way, mode)? {
             return Ok(lock);
@@ -65,11 +78,13 @@ pub fn lock_within(path: &Path, way: Way, mode: Mode, patience: Duration) -> Res
         let before = holder.get_or_insert_with(|| holder_of(path));
         if Instant::now() >= deadline {
             let now = holder_of(path);
-            if now != *before {
+            num_unnamed = if now.is_none() { num_unnamed + 1 } else { 0 };
+            if now != *before || (1..MOST_UNNAMED).contains(&num_unnamed) {
                 (*before, deadline) = (now, Instant::now() + patience);
                 continue;
             }
-            let shown = path.display();
+            let (shown, patience) = (path.display(), patience * num_unnamed.max(1));
+            let now = now.unwrap_or_else(|| "another process".into());
             let doing = format!(
                 "{shown} has been locked by {now} for {patience:?}: end it (it is stopped, or its drive does not answer), and try again"
             );
@@ -79,19 +94,21 @@ pub fn lock_within(path: &Path, way: Way, mode: Mode, patience: Duration) -> Res
     }
 }
 
-/// As /proc/locks says it: `1: FLOCK  ADVISORY  WRITE 1234 fe:01:5678 0 EOF`, the device in hexadecimal.
-fn holder_of(path: &Path) -> String {
-    let found = fs::metadata(path).ok().and_then(|file| {
-        let (major, minor) = (libc::major(file.dev()), libc::minor(file.dev()));
-        let wanted = format!("{major:02x}:{minor:02x}:{}", file.ino());
-        let locks = fs::read_to_string("/proc/locks").ok()?;
-        let mut lines = locks
-            .lines()
-            .map(|line| line.split_whitespace().collect::<Vec<_>>());
-        let line = lines.find(|words| words.len() > 5 && words[1] != "->" && words[5] == wanted)?;
-        Some(format!("process {}", line[4]))
-    });
-    found.unwrap_or_else(|| "another process".into())
+/// As /proc/locks says it: `1: FLOCK  ADVISORY  WRITE 1234 fe:01:5678 0 EOF`, the device in hexadecimal. Who is in another container is not
+/// in it, or as 0; who is on another machine neither.
+fn holder_of(path: &Path) -> Option<String> {
+    let file = fs::metadata(path).ok()?;
+    let (major, minor) = (libc::major(file.dev()), libc::minor(file.dev()));
+    let wanted = format!("{major:02x}:{minor:02x}:{}", file.ino());
+    named(&fs::read_to_string("/proc/locks").ok()?, &wanted)
+}
+
+fn named(locks: &str, wanted: &str) -> Option<String> {
+    let mut lines = locks
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let line = lines.find(|words| words.len() > 5 && words[1] != "->" && words[5] == wanted)?;
+    (line[4] != "0").then(|| format!("process {}", line[4]))
 }
 
 #[cfg(test)]
@@ -138,6 +155,34 @@ mod tests {
         for mut holder in [first, second] {
             assert!(holder.wait().unwrap().success());
         }
+    }
+
+    #[test]
+    fn lock_when_its_holders_cannot_be_named_then_several_are_waited_for_and_none_for_ever() {
+        let scratch = Scratch::new();
+        let path = scratch.path("lock");
+        let wait = |patience| {
+            let (started, how) = (Instant::now(), (Way::Create, Mode::Alone));
+            let locked = lock_unless(&path, how, patience, |_| None);
+            (locked, started.elapsed())
+        };
+        let patience = Duration::from_millis(250);
+        let held = try_lock(&path, Way::Create, Mode::Alone).unwrap();
+        let (refused, waited) = wait(patience);
+        let words = refused.unwrap_err().to_string();
+        assert!(words.contains("another process for 1.5s"), "{words}");
+        assert!(waited >= 6 * patience);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(3 * patience);
+                drop(held);
+            });
+            wait(patience).0.unwrap();
+        });
+        let locks =
+            "1: FLOCK  ADVISORY  WRITE 0 fe:01:7 0 EOF\n2: FLOCK  ADVISORY  WRITE 5 fe:01:8 0 EOF";
+        assert_eq!(named(locks, "fe:01:7"), None);
+        assert_eq!(named(locks, "fe:01:8").unwrap(), "process 5");
     }
 
     #[test]
