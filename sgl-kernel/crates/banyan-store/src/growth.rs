@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::format::ENTRY_BYTES;
 use crate::geometry::{BLOCK_BYTES, Segmenting};
 use crate::manifest::Follower;
+use crate::opening::{pass_over, says_nothing};
 use crate::writing::MORE_ENTRIES;
 
 /// Manifest bytes for each place: two entries, one to grow by, and one in the next manifest.
@@ -92,10 +93,22 @@ pub fn cost_of(segmenting: &Segmenting, num_segments: usize) -> u64 {
 
 /// What a whole shelf counts.
 pub fn shelf_cost(stripe: &Stripe, shelf: ShelfId) -> Result<u64> {
-    let segments = stripe.segments(shelf)?;
-    // One that cannot be read is no reason not to grow.
-    if let Ok(Some(follower)) = Follower::open(&stripe.shelf(shelf, 0)) {
-        return Ok(cost_of(&follower.header.segmenting(), segments.len()));
+    let found = Follower::open(&stripe.shelf(shelf, 0)).ok().flatten();
+    cost_by(stripe, shelf, found.as_ref())
+}
+
+/// By what its manifest says. A shelf that cannot be read or listed is no reason not to grow.
+pub fn cost_by(stripe: &Stripe, shelf: ShelfId, found: Option<&Follower>) -> Result<u64> {
+    let segments = match stripe.segments(shelf) {
+        Err(error) if error.system_cause().is_some_and(says_nothing) => return Err(error),
+        Err(error) => {
+            pass_over(shelf, &error);
+            Vec::new()
+        }
+        Ok(segments) => segments,
+    };
+    if let Some(found) = found {
+        return Ok(cost_of(&found.header.segmenting(), segments.len()));
     }
     // Without a manifest only the files themselves are there.
     let bytes = segments.iter().map(|segment| {

@@ -2,10 +2,12 @@
 //! Opening a store: which shelf becomes ours, and what it holds. Reads manifests, never records.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::catalog::Hit;
@@ -18,6 +20,7 @@ use crate::manifest::{self, Follower, Log, Tenants};
 use crate::marks::Hold;
 use crate::owned::{self, Way, remove_if_there};
 use crate::places::{Places, Standing};
+use crate::said::Said;
 use crate::state::{Own, State};
 use crate::writing::Opened;
 
@@ -61,8 +64,8 @@ fn adopt(stripe: &Stripe, wanted: &Wanted<'_>) -> Result<Option<(Recovered, Hold
         match take_over(stripe, wanted, shelf) {
             Ok(None) => {}
             Ok(taken) => return Ok(taken),
-            // It says nothing about the shelf, which would be the first to go.
-            Err(error) if error.system_cause().is_some_and(ends_start) => return Err(error),
+            // The shelf would be the first to go.
+            Err(error) if error.system_cause().is_some_and(says_nothing) => return Err(error),
             // One that cannot be read is nobody's reason not to start.
             Err(error) => pass_over(shelf, &error),
         }
@@ -70,13 +73,19 @@ fn adopt(stripe: &Stripe, wanted: &Wanted<'_>) -> Result<Option<(Recovered, Hold
     Ok(None)
 }
 
-fn ends_start(error: &io::Error) -> bool {
+/// Whether an error says nothing about the shelf at which it was met.
+pub fn says_nothing(error: &io::Error) -> bool {
     let is_denied = error.kind() == ErrorKind::PermissionDenied;
     is_no_space(error) || (passes(error) && !is_denied)
 }
 
 pub fn pass_over(shelf: ShelfId, error: &StoreError) {
-    banyan_shm::say!("banyan: shelf {shelf:016x} of the store is passed over: {error}");
+    static SAID: Mutex<BTreeMap<ShelfId, Said>> = Mutex::new(BTreeMap::new());
+    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+    let said = said.entry(shelf).or_default();
+    if said.is_new(&error.to_string(), Instant::now()) {
+        banyan_shm::say!("banyan: shelf {shelf:016x} of the store is passed over: {error}");
+    }
 }
 
 /// A shelf with what it holds, if it is one that is wanted and has no owner.
@@ -301,11 +310,15 @@ fn shrink(
 fn cost_of_others(stripe: &Stripe, wanted: &Wanted<'_>, own: ShelfId) -> Result<u64> {
     let mut sum = 0_u64;
     for shelf in stripe.shelves()?.into_iter().filter(|shelf| *shelf != own) {
-        let cost = growth::shelf_cost(stripe, shelf)?;
-        sum = sum.saturating_add(match whose(stripe, shelf, wanted.namespace) {
-            Ok(Whose::Ours) => cost.min(wanted.limits.share_bytes),
-            _ => cost,
-        });
+        let found = Follower::open(&stripe.shelf(shelf, 0)).ok().flatten();
+        let cost = growth::cost_by(stripe, shelf, found.as_ref())?;
+        sum = sum.saturating_add(
+            if found.is_some_and(|found| is_of(&found, shelf, wanted.namespace)) {
+                cost.min(wanted.limits.share_bytes)
+            } else {
+                cost
+            },
+        );
     }
     Ok(sum)
 }
@@ -354,11 +367,13 @@ pub enum Whose {
     Ours,
 }
 
+fn is_of(found: &Follower, shelf: ShelfId, namespace: Namespace) -> bool {
+    (found.header.shelf, found.header.namespace) == (shelf, namespace)
+}
+
 fn whose(stripe: &Stripe, shelf: ShelfId, namespace: Namespace) -> Result<Whose> {
     match Follower::open(&stripe.shelf(shelf, 0)) {
-        Ok(Some(found)) if (found.header.shelf, found.header.namespace) == (shelf, namespace) => {
-            Ok(Whose::Ours)
-        }
+        Ok(Some(found)) if is_of(&found, shelf, namespace) => Ok(Whose::Ours),
         Ok(_) => Ok(Whose::Others),
         // It says nothing about the shelf.
         Err(error) if error.system_cause().is_some_and(passes) => Err(error),
@@ -377,11 +392,12 @@ pub fn reclaim_one(
 ) -> Result<bool> {
     let mut candidates = Vec::new();
     for shelf in stripe.shelves()?.into_iter().filter(|shelf| *shelf != own) {
+        // One that cannot be listed is nobody's reason to stop: another one may do.
         if let Ok(whose) = whose(stripe, shelf, namespace)
             && whose <= last
+            && let Ok(segments) = stripe.segments(shelf)
         {
-            let num_segments = stripe.segments(shelf)?.len();
-            candidates.push((whose, Reverse(num_segments), shelf));
+            candidates.push((whose, Reverse(segments.len()), shelf));
         }
     }
     candidates.sort_unstable();
@@ -804,6 +820,32 @@ mod tests {
             assert!(!reclaimed.join().unwrap());
             assert_eq!(stripe.shelves().unwrap().len(), 2);
         }
+    }
+
+    #[test]
+    fn shelf_when_it_cannot_be_listed_then_others_grow_make_room_and_are_taken_over() {
+        let scratch = Scratch::new();
+        let paths = ["a", "b"].map(|name| scratch.path(name));
+        let stripe = Stripe::open_or_create(&paths).unwrap();
+        let [bad, good] = idle(&stripe, [2; 4], 2);
+        let [ours] = idle(&stripe, [1; 4], 1);
+        let in_the_way = stripe.shelf(bad, 1);
+        fs::remove_dir_all(&in_the_way).unwrap();
+        fs::write(&in_the_way, "no directory").unwrap();
+        assert!(stripe.segments(bad).is_err());
+        assert!(growth::store_cost(&stripe).unwrap() > 0);
+        assert!(reclaim_one(&stripe, 0, [1; 4], Whose::Others).unwrap());
+        assert_eq!(stripe.segments(good).unwrap(), [0]);
+        let (own, _) = opened(&stripe);
+        assert_eq!(own.header.shelf, ours);
+        // No file to list it with says nothing about the shelf.
+        std::thread::scope(|scope| {
+            let without_files = || {
+                refuse(libc::SYS_openat, libc::EMFILE);
+                growth::shelf_cost(&stripe, good).unwrap_err();
+            };
+            scope.spawn(without_files).join().unwrap();
+        });
     }
 
     #[test]
