@@ -59,3 +59,10 @@ def rendered(values: str, *files: Path, release: str = "banyan") -> str:
 def documents(text: str) -> dict[tuple[str, str], dict[str, Any]]:
     """By kind and name."""
     return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(text) if one}
+
+
+def arguments(workload: dict[str, Any]) -> list[str]:
+    """Of the one container of its pods."""
+    (container,) = workload["spec"]["template"]["spec"]["containers"]
+    found: list[str] = container["args"]
+    return found

@@ -56,9 +56,8 @@ def begin_network() -> None:
 class Cluster:
     """Its pods find each other by names in a file that all of them see as /etc/hosts, as they would by DNS."""
 
-    def __init__(self, folder: Path, config_maps: Mapping[str, Mapping[str, str]]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config_maps = config_maps
         self.hosts = folder / "hosts"
         self._names: dict[str, str] = {}
         self._num_addresses = 1
@@ -252,10 +251,6 @@ class Pod:
         if _is_in_memory(volume):
             size = container.num_bytes(volume["emptyDir"]["sizeLimit"])
             run("mount", "-t", "tmpfs", "-o", f"size={size},mode=1777", "tmpfs", folder)
-        elif "configMap" in volume:
-            for name, text in self._cluster.config_maps[volume["configMap"]["name"]].items():
-                (folder / name).write_text(text)
-                (folder / name).chmod(0o644)
         elif "emptyDir" not in volume:
             raise ValueError(f"volume {volume['name']}: of a kind that is not known here")
         return str(folder)

@@ -91,9 +91,9 @@ def test_controllers_when_the_manifest_is_applied_then_they_make_the_pods_that_t
             break
         time.sleep(0.5)
     assert {"banyan-0", "banyan-1"} < names and len(names) == 3, names
-    flags = chart.documents(chart.rendered(""))["ConfigMap", "banyan"]["data"]["router.flags"]
+    flags = chart.arguments(chart.documents(chart.rendered(""))["Deployment", "banyan-router"])
     for pod in found:
         spec, name = pod["spec"], pod["metadata"]["name"]
         assert not spec.get("hostPID") and not spec.get("hostIPC")
         if spec.get("subdomain"):
-            assert f"http://{spec['hostname']}.{spec['subdomain']}:30000" in flags and name == spec["hostname"]
+            assert f"--server=http://{spec['hostname']}.{spec['subdomain']}:30000" in flags and name == spec["hostname"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the chart says of servers that lend to each other, and of tenants: what could not work is refused before."""
+"""Flags become arguments of the pods; what could not work is refused before."""
 
 from __future__ import annotations
 
@@ -8,13 +8,39 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 from test.deploy import chart
 
 from banyan import config
 from banyan.refusals.combinations import combination_refusal
 
 pytestmark = pytest.mark.skipif(not shutil.which("helm"), reason="no helm")
+ROUTER, SERVERS = ("Deployment", "banyan-router"), ("StatefulSet", "banyan")
+
+
+def arguments(values, kind=SERVERS):
+    return chart.arguments(chart.documents(chart.rendered(values))[kind])
+
+
+@pytest.mark.parametrize(("values", "kind"), [("server.host-gb=9", SERVERS), ("router.settings.policy=level", ROUTER)])
+def test_flags_when_an_upgrade_changes_one_then_pods_that_are_not_yet_upgraded_keep_theirs(values, kind):
+    """What a pod reads from an object beside it changes under it, at the next start of its container."""
+    documents = chart.documents(chart.rendered(values))
+    assert not [name for name in documents if name[0] == "ConfigMap"]
+    assert f"--{'banyan-' * (kind == SERVERS)}{values.rpartition('.')[2]}" in chart.arguments(documents[kind])
+
+
+def test_flags_when_they_are_switches_or_off_then_as_the_programs_take_them():
+    said = arguments("server.log-json=true,server.tell-lines=false,server.share=false,server.host-gb=0")
+    assert {"--banyan-log-json", "--banyan-share=false", "--banyan-host-gb=0"} < set(said)
+    assert not [word for word in said if "tell-lines" in word]
+    assert {"--log-json", "--port=30100"} < set(arguments("router.settings.log-json=true", ROUTER))
+
+
+def test_flags_when_the_user_says_the_same_as_the_chart_then_the_users_win():
+    said = arguments("server.share=index,arguments[0]=--banyan-share=off")
+    assert (
+        said.index("--banyan-store=/store/kv") < said.index("--banyan-share=index") < said.index("--banyan-share=off")
+    )
 
 
 @pytest.mark.parametrize("values", ["server.listen=0.0.0.0:7400", "server.peers=a:7400"])
@@ -31,18 +57,17 @@ def test_tenants_when_the_charts_router_would_have_to_know_them_then_the_chart_s
     with pytest.raises(RuntimeError, match=r"cannot serve tenants.*router\.enabled=false"):
         chart.rendered(values)
     alone = chart.rendered("server.tenant-secret-file=/models/secret,router.enabled=false")
-    assert 'banyan-tenant-secret-file: "/models/secret"' in alone
+    assert "--banyan-tenant-secret-file=/models/secret" in alone
 
 
 def test_servers_that_lend_when_a_secret_is_named_then_they_take_their_flags_and_nobody_else_reads_it():
     documents = chart.documents(chart.rendered(chart.VALUES["servers that lend"]))
-    flags = yaml.safe_load(documents["ConfigMap", "banyan"]["data"]["server.yaml"])
     parser = argparse.ArgumentParser()
     config.add_flags(parser)
-    words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
-    taken = config.take_flags(parser.parse_args(["--enable-banyan", *words]))
+    flags, _ = parser.parse_known_args(["--enable-banyan", *chart.arguments(documents[SERVERS])])
+    taken = config.take_flags(flags)
     assert combination_refusal(taken) is None
-    spec = documents["StatefulSet", "banyan"]["spec"]["template"]["spec"]
+    spec = documents[SERVERS]["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     (volume,) = (volume for volume in spec["volumes"] if "secret" in volume)
     (mount,) = (mount for mount in container["volumeMounts"] if mount["name"] == volume["name"])

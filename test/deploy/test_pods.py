@@ -47,9 +47,8 @@ class Deployment:
 
     def __init__(self, folder):
         self.documents = chart.documents(chart.rendered("", ROOT / "test" / "deploy" / "cpu.yaml"))
-        maps = {name: one["data"] for (kind, name), one in self.documents.items() if kind == "ConfigMap"}
         self.image = container.Image(**json.loads(IMAGE.read_text()))
-        self.cluster = nodes.Cluster(folder, maps)
+        self.cluster = nodes.Cluster(folder)
         self.nodes = [self._node(folder / f"node-{number}") for number in range(2)]
         self.servers = [self.start_server(number) for number in range(2)]
         self.router = nodes.Pod(

@@ -11,7 +11,7 @@ from test.deploy.container import Image, Place, num_bytes, oci_seccomp, runtime_
 
 MANIFESTS = Path(__file__).parents[3] / "deploy" / "kubernetes" / "banyan.yaml"
 IMAGE = Image(root="/image", entrypoint=("python", "-m", "server"), env=("A=b",))
-VOLUMES = {name: f"/volumes/{name}" for name in ("configuration", "models", "shared-memory", "store", "temporary")}
+VOLUMES = {name: f"/volumes/{name}" for name in ("models", "shared-memory", "store", "temporary")}
 PLACE = Place(network="/net", cgroup="/group", hostname="banyan-0", volumes=VOLUMES, files={"/etc/hosts": "/hosts"})
 
 
@@ -46,7 +46,7 @@ def test_server_when_its_container_is_made_then_with_the_image_s_command_the_pod
 
 def test_router_when_its_container_is_made_then_as_a_user_who_may_write_nothing_but_its_volume():
     made = config("router")
-    assert made["process"]["args"] == ["banyan", "route", "@/configuration/router.flags"]
+    assert made["process"]["args"] == ["banyan", "route", *containers()["router"]["args"]]
     assert made["root"]["readonly"] and made["process"]["user"] == {"uid": 1000, "gid": 1000}
     assert made["process"]["capabilities"]["bounding"] == []
 
