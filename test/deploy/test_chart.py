@@ -60,6 +60,26 @@ def test_tenants_when_the_charts_router_would_have_to_know_them_then_the_chart_s
     assert "--banyan-tenant-secret-file=/models/secret" in alone
 
 
+@pytest.mark.parametrize(
+    ("values", "way_out"),
+    [
+        ("server.store=/x", "store.enabled=false"),
+        ("server.store-gb=9", "store.sizeGb"),
+        ("server.keep-host-arena=/x,keptArena.hostPath=/dev/shm/banyan", "keptArena.hostPath alone"),
+        ("server.secret-file=/x,server.secretName=nodes", "drop one"),
+        ("router.settings.host=::1", "drop them"),
+        ("router.settings.port=80", "drop them"),
+    ],
+)
+def test_flag_when_the_chart_says_it_itself_then_it_names_the_value_and_the_way_out(values, way_out):
+    with pytest.raises(RuntimeError, match=rf"{values.partition('=')[0]}.*: .*{way_out}"):
+        chart.rendered(values)
+
+
+def test_store_when_the_chart_has_none_then_a_users_own_is_taken():
+    assert "--banyan-store=3fs:///kv" in arguments("store.enabled=false,server.store=3fs:///kv")
+
+
 def test_servers_that_lend_when_a_secret_is_named_then_they_take_their_flags_and_nobody_else_reads_it():
     documents = chart.documents(chart.rendered(chart.VALUES["servers that lend"]))
     parser = argparse.ArgumentParser()
