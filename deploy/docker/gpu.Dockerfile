@@ -5,7 +5,7 @@ ARG SGLANG_IMAGE=lmsysorg/sglang:v0.5.23
 
 FROM rust:1.90-slim-bookworm AS wheel
 # hadolint ignore=DL3008
-RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-venv && rm -rf /var/lib/apt/lists/*
+RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-venv tini && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /venv && /venv/bin/pip install --no-cache-dir "maturin>=1.9,<2" ziglang==0.17.1
 WORKDIR /src
 COPY . .
@@ -14,6 +14,7 @@ RUN maturin build --release --strip --zig --compatibility manylinux_2_28 --out /
 
 FROM ${SGLANG_IMAGE}
 COPY --from=wheel /dist /tmp/dist
+COPY --from=wheel /usr/bin/tini-static /usr/bin/tini
 ENV PIP_BREAK_SYSTEM_PACKAGES=1
 # What the wheel depends on comes with SGLang, these two perhaps aside; SGLang itself must stay as the image has it.
 RUN python3 -m pip install --no-cache-dir rich==15.0.0 shtab==1.13.0 && \
@@ -22,4 +23,6 @@ RUN python3 -m pip install --no-cache-dir rich==15.0.0 shtab==1.13.0 && \
     banyan --help && \
     rm -rf /tmp/dist
 EXPOSE 30000
-ENTRYPOINT ["python3", "-m", "sglang.launch_server", "--host", "0.0.0.0", "--port", "30000", "--enable-banyan"]
+# Python as the first process of a container would miss a SIGTERM that comes before SGLang looks for it, and cannot kill
+# itself as SGLang does when a rank has died.
+ENTRYPOINT ["tini", "--", "python3", "-m", "sglang.launch_server", "--host", "0.0.0.0", "--port", "30000", "--enable-banyan"]

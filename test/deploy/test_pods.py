@@ -130,6 +130,7 @@ def test_pods_when_they_are_ready_then_their_processes_have_what_the_specificati
         assert said["Uid"].split()[0] == "1000" and int(said["CapEff"], 16) == 0
         limits = pod.execute("cat", "/proc/1/limits").stdout
         assert re.search(rf"Max locked memory +{container.MEMLOCK_BYTES} ", limits)
+    assert deployment.servers[0].execute("cat", "/proc/1/comm").stdout == "tini\n"
     assert deployment.router.execute("touch", "/x").returncode != 0
     assert deployment.servers[0].execute("touch", "/models/x").returncode != 0
     size = deployment.servers[0].execute("df", "-k", "--output=size", "/dev/shm").stdout.split()[-1]
@@ -184,11 +185,16 @@ def test_upgrade_when_requests_go_on_then_none_fails_and_the_caches_are_found_ag
     assert max(took) < deployment.servers[0].spec["terminationGracePeriodSeconds"], report
 
 
-def test_rank_when_it_stands_still_then_its_server_is_not_ready_and_is_started_again(deployment):
-    server = deployment.servers[0]
+def ranks_of(server):
+    """Their processes."""
     ranks = [pid for pid in server.processes() if "schedul" in Path(f"/proc/{pid}/comm").read_text()]
     assert len(ranks) == 2
-    os.kill(ranks[1], signal.SIGSTOP)
+    return ranks
+
+
+def test_rank_when_it_stands_still_then_its_server_is_not_ready_and_is_started_again(deployment):
+    server = deployment.servers[0]
+    os.kill(ranks_of(server)[1], signal.SIGSTOP)
     began_s = time.monotonic()
     # Some of what is asked meanwhile reaches it: SGLang's own answer is well all the same.
     unready_s = nodes.wait_until(lambda: not server.watched.is_ready, 180, f"it is not ready: {server.said}")
@@ -202,3 +208,11 @@ def test_rank_when_it_stands_still_then_its_server_is_not_ready_and_is_started_a
     (ROOT / "build" / "deploy" / "stopped_rank.json").write_text(json.dumps(report, indent=1))
     again = traffic.once(deployment.router.url, PROMPTS)
     assert not again.failures and again.cached_share >= 0.9, again
+
+
+def test_rank_when_it_dies_then_its_servers_container_ends_with_an_error_and_is_started_again(deployment):
+    server = deployment.servers[1]
+    os.kill(ranks_of(server)[1], signal.SIGKILL)
+    nodes.wait_until(lambda: server.num_restarts == 1, 120, f"its container is started again: {server.said}")
+    assert any("it ended with 137" in line for _, line in server.said), server.said
+    deployment.wait_until_ready()

@@ -63,6 +63,13 @@ def test_dockerfile_when_it_copies_then_the_files_are_there(path):
     assert len(DOCKERFILES) == 2
 
 
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
+def test_image_when_its_server_is_told_to_end_or_loses_a_rank_then_it_is_not_the_first_process(path):
+    """Of that one the kernel drops every signal without a handler, and every SIGKILL."""
+    (line,) = re.findall(r"^ENTRYPOINT (.*)$", path.read_text(), re.MULTILINE)
+    assert json.loads(line)[:2] == ["tini", "--"] and "tini" in path.read_text().partition("ENTRYPOINT")[0]
+
+
 def test_cpu_image_when_it_serves_then_without_amx_as_what_is_measured_here():
     (line,) = re.findall("^ENV (SGLANG.*)$", (DEPLOY / "docker" / "cpu.Dockerfile").read_text(), re.MULTILINE)
     variables = dict(word.split("=") for word in line.split())
