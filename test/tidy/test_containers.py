@@ -83,7 +83,7 @@ def test_image_when_it_is_chosen_then_it_is_of_the_release_that_banyan_is_for():
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 def test_manifests_when_validated_then_kubernetes_takes_them_and_knows_every_field(version):
     kinds = [document["kind"] for document in documents()]
-    assert sorted(kinds) == ["Deployment", "NetworkPolicy", "Service", "Service", "StatefulSet"]
+    assert sorted(kinds) == ["Deployment", "NetworkPolicy", "PodDisruptionBudget", "Service", "Service", "StatefulSet"]
     for document in documents():
         kubernetes_validate.validate(document, version, strict=True)
 
@@ -184,6 +184,12 @@ def test_policy_when_it_admits_then_routers_alone_to_the_ports_of_servers():
     assert not admitted <= labels["StatefulSet"] and policy["policyTypes"] == ["Ingress"]
     _, container = pod(one("StatefulSet"))
     assert rule["ports"] == [*({"port": port["containerPort"]} for port in container["ports"]), EVENT_PORTS]
+
+
+def test_servers_when_nodes_are_drained_then_one_at_a_time_and_those_that_are_not_well_at_once():
+    budget = one("PodDisruptionBudget")["spec"]
+    assert budget.pop("selector") == one("StatefulSet")["spec"]["selector"]
+    assert budget == {"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow"}
 
 
 def test_pods_when_they_end_or_start_then_as_the_programs_in_them_expect():
