@@ -25,6 +25,8 @@ VALUES = {
     "router.tolerations[0].operator=Exists",
     "a kept arena": "keptArena.hostPath=/dev/shm/banyan",
     "variables": "env[0].name=SGLANG_CPU_OMP_THREADS_BIND,env[0].value=0-3|4-7",
+    "a registry with a key, a runtime of its own": "imagePullSecrets[0].name=key,imagePullPolicy=Always,"
+    "runtimeClassName=nvidia,startupSeconds=3600",
     "models of a claim": "modelVolume.persistentVolumeClaim.claimName=models",
 }
 BASELINE = (

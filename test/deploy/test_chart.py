@@ -43,6 +43,16 @@ def test_flags_when_the_user_says_the_same_as_the_chart_then_the_users_win():
     )
 
 
+def test_pods_when_a_registry_wants_a_key_and_weights_take_an_hour_then_the_values_say_so():
+    documents = chart.documents(chart.rendered(chart.VALUES["a registry with a key, a runtime of its own"]))
+    server, router = (documents[kind]["spec"]["template"]["spec"] for kind in (SERVERS, ROUTER))
+    for spec in (server, router):
+        assert spec["imagePullSecrets"] == [{"name": "key"}] and spec["containers"][0]["imagePullPolicy"] == "Always"
+    assert server["runtimeClassName"] == "nvidia" and "runtimeClassName" not in router
+    probe = server["containers"][0]["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == 3600
+
+
 @pytest.mark.parametrize("values", ["server.listen=0.0.0.0:7400", "server.peers=a:7400"])
 def test_servers_that_lend_when_no_secret_is_named_then_the_chart_says_which_value(values):
     with pytest.raises(RuntimeError, match=r"server\.secretName"):
