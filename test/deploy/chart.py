@@ -27,6 +27,7 @@ VALUES = {
     "variables": "env[0].name=SGLANG_CPU_OMP_THREADS_BIND,env[0].value=0-3|4-7",
     "a registry with a key, a runtime of its own": "imagePullSecrets[0].name=key,imagePullPolicy=Always,"
     "runtimeClassName=nvidia,startupSeconds=3600",
+    "servers without GPUs": r"image=banyan:cpu,resources.limits.nvidia\.com/gpu=null",
     "models of a claim": "modelVolume.persistentVolumeClaim.claimName=models",
 }
 BASELINE = (

@@ -86,6 +86,34 @@ def test_flag_when_the_chart_says_it_itself_then_it_names_the_value_and_the_way_
         chart.rendered(values)
 
 
+@pytest.mark.parametrize(
+    ("values", "way_out"),
+    [
+        ("image=registry:5000/banyan:0.1-cpu", r"resources.limits: .*nvidia.com/gpu: null"),
+        ("arguments[0]=--smg-grpc-mode", "--smg-grpc-mode: .* drop it"),
+        ("arguments[0]=--api-key=k", "--api-key: .*router.enabled=false"),
+        ("arguments[0]=--api-key,arguments[1]=k", "--api-key: .*router.enabled=false"),
+    ],
+)
+def test_values_when_they_cannot_work_together_then_the_chart_names_them_and_the_way_out(values, way_out):
+    with pytest.raises(RuntimeError, match=way_out):
+        chart.rendered(values)
+
+
+def test_server_when_it_is_on_a_cpu_then_it_asks_for_no_gpu():
+    spec = chart.documents(chart.rendered(chart.VALUES["servers without GPUs"]))[SERVERS]["spec"]["template"]["spec"]
+    assert spec["containers"][0]["resources"]["limits"] == {"memory": "96Gi"}
+    assert "--api-key=k" in arguments("arguments[0]=--api-key=k,router.enabled=false")
+
+
+@pytest.mark.parametrize(("size_gb", "expected"), [(1, "1127Mi"), (200, "225400Mi")])
+def test_store_of_a_pod_when_it_is_small_then_its_volume_still_has_room_beside_the_quota(size_gb, expected):
+    spec = chart.documents(chart.rendered(f"store.hostPath=,store.sizeGb={size_gb}"))[SERVERS]["spec"]["template"][
+        "spec"
+    ]
+    assert {"name": "store", "emptyDir": {"sizeLimit": expected}} in spec["volumes"]
+
+
 def test_store_when_the_chart_has_none_then_a_users_own_is_taken():
     assert "--banyan-store=3fs:///kv" in arguments("store.enabled=false,server.store=3fs:///kv")
 
