@@ -17,6 +17,11 @@ pytestmark = pytest.mark.skipif(not shutil.which("helm"), reason="no helm")
 ROUTER, SERVERS = ("Deployment", "banyan-router"), ("StatefulSet", "banyan")
 
 
+def pod(values):
+    """Of a server."""
+    return chart.documents(chart.rendered(values))[SERVERS]["spec"]["template"]["spec"]
+
+
 def arguments(values, kind=SERVERS):
     return chart.arguments(chart.documents(chart.rendered(values))[kind])
 
@@ -101,17 +106,15 @@ def test_values_when_they_cannot_work_together_then_the_chart_names_them_and_the
 
 
 def test_server_when_it_is_on_a_cpu_then_it_asks_for_no_gpu():
-    spec = chart.documents(chart.rendered(chart.VALUES["servers without GPUs"]))[SERVERS]["spec"]["template"]["spec"]
+    spec = pod(chart.VALUES["servers without GPUs"])
     assert spec["containers"][0]["resources"]["limits"] == {"memory": "96Gi"}
     assert "--api-key=k" in arguments("arguments[0]=--api-key=k,router.enabled=false")
 
 
 @pytest.mark.parametrize(("size_gb", "expected"), [(1, "1127Mi"), (200, "225400Mi")])
 def test_store_of_a_pod_when_it_is_small_then_its_volume_still_has_room_beside_the_quota(size_gb, expected):
-    spec = chart.documents(chart.rendered(f"store.hostPath=,store.sizeGb={size_gb}"))[SERVERS]["spec"]["template"][
-        "spec"
-    ]
-    assert {"name": "store", "emptyDir": {"sizeLimit": expected}} in spec["volumes"]
+    volume = {"name": "store", "emptyDir": {"sizeLimit": expected}}
+    assert volume in pod(f"store.hostPath=,store.sizeGb={size_gb}")["volumes"]
 
 
 def test_store_when_the_chart_has_none_then_a_users_own_is_taken():
