@@ -35,6 +35,11 @@ from banyan.router.settings import Settings
 START_S = 1800.0
 POLL_S = 0.5
 STOP_S = 60.0
+"""Then Ray kills a replica: what is to be done at its end has to be done before."""
+
+HEALTH_S = 25.0
+"""SGLang itself waits 20 s for a sign of life, and Ray 30 s for an answer."""
+
 ASKED_S = 3.0
 LIBC, PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
 NODE = "node"
@@ -59,7 +64,7 @@ class Server:
             preexec_fn=_end_with_replica,
         )
         deadline_s = time.monotonic() + START_S
-        while not _answers(f"{self._url}/health"):
+        while not _is_well(self._url):
             if self._process.poll() is not None or time.monotonic() > deadline_s:
                 self._stop()
                 raise RuntimeError(f"the server ended with {self._process.returncode}: see the log of this replica")
@@ -68,10 +73,12 @@ class Server:
     def url(self) -> str:
         return self._url
 
-    def check_health(self) -> None:
-        """Asked by Ray; a replica that raises is replaced."""
+    async def check_health(self) -> None:
+        """Asked by Ray; a replica that raises three times in a row is replaced."""
         if self._process.poll() is not None:
             raise RuntimeError(f"the server has ended with {self._process.returncode}")
+        if not await asyncio.to_thread(_is_well, self._url):
+            raise RuntimeError("the server says nothing, or has a rank that stands still: see the log of this replica")
 
     def __del__(self) -> None:
         self._stop()
@@ -79,7 +86,7 @@ class Server:
     def _stop(self) -> None:
         self._process.terminate()
         try:
-            self._process.wait(STOP_S)
+            self._process.wait(STOP_S / 2)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -145,13 +152,13 @@ def _flags(host: str, port: int) -> list[str]:
 
 
 def _end_with_replica() -> None:
-    """Ray may end a replica without a word."""
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    """Ray may end a replica without a word. A server that answered on would keep the port and the GPUs of the next."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _answers(url: str) -> bool:
+def _is_well(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=5) as response:
+        with urllib.request.urlopen(f"{url}/health_ranks", timeout=HEALTH_S) as response:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False

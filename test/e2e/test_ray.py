@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 from test.e2e.conftest import Client, until
 
@@ -131,6 +132,26 @@ def test_server_when_it_is_killed_then_the_other_one_answers_and_ray_starts_it_a
         return is_found(client, ids)
 
     until(is_known_again, timeout_s=ENDS_WITHIN_S)
+
+
+def test_server_when_its_rank_stands_still_then_ray_starts_it_again(ray_serve):
+    _, servers, _ = ray_serve
+    url = servers[1].server.url
+    first = pid_of(url)
+    os.kill(rank_of(first), signal.SIGSTOP)
+
+    def is_another():
+        # There is none for a moment.
+        with contextlib.suppress(ValueError):
+            return pid_of(url) != first and is_up(servers[1])
+
+    until(is_another, timeout_s=RESTARTS_WITHIN_S)
+
+
+def rank_of(server):
+    """The process of its one rank."""
+    (rank,) = (one.pid for one in psutil.Process(server).children(recursive=True) if "schedul" in one.name())
+    return rank
 
 
 def is_found(client, ids):

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the deployments of examples/ray_serve.py do without Ray around them; test/e2e/test_ray.py runs them in it."""
+
+import asyncio
+import http.server
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("ray", reason="requirements/ray.txt is not installed")
+from examples import ray_serve
+
+ROOT = Path(__file__).parents[2]
+SERVER = ray_serve.Server.func_or_class
+DRAINS = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+"""A server that answers on after SIGTERM."""
+REPLICA = f"""
+import subprocess, sys, time
+from examples.ray_serve import _end_with_replica
+server = subprocess.Popen([sys.executable, "-c", {DRAINS!r}], stdout=subprocess.PIPE, preexec_fn=_end_with_replica)
+server.stdout.readline()
+print(server.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_replica_when_its_server_answers_on_after_sigterm_then_it_is_killed_before_ray_kills_the_replica(monkeypatch):
+    monkeypatch.setattr(ray_serve, "STOP_S", 3.0)
+    command = [sys.executable, "-c", DRAINS]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    process.stdout.readline()
+    began_s = time.monotonic()
+    SERVER._stop(SimpleNamespace(_process=process))
+    assert process.returncode == -signal.SIGKILL and time.monotonic() - began_s < ray_serve.STOP_S
+
+
+def test_replica_when_ray_ends_it_without_a_word_then_its_server_does_not_answer_on():
+    replica = subprocess.Popen([sys.executable, "-c", REPLICA], stdout=subprocess.PIPE, cwd=ROOT)
+    server = Path("/proc", replica.stdout.readline().decode().strip())
+    assert (server / "exe").exists()
+    replica.kill()
+    replica.wait()
+    until_s = time.monotonic() + 10
+    while (server / "exe").exists() and time.monotonic() < until_s:
+        time.sleep(0.05)
+    # Whoever adopts it may take a while to notice: there is no program in it any more.
+    assert not (server / "exe").exists()
+
+
+class StandsStill(http.server.BaseHTTPRequestHandler):
+    """One of its ranks; others answer."""
+
+    def do_GET(self):
+        self.send_response(503 if self.path == "/health_ranks" else 200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def test_replica_when_a_rank_of_its_server_stands_still_then_it_is_not_well():
+    with http.server.HTTPServer(("127.0.0.1", 0), StandsStill) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        replica = SimpleNamespace(_process=SimpleNamespace(poll=lambda: None), _url=url)
+        with pytest.raises(RuntimeError, match="stands still"):
+            asyncio.run(SERVER.check_health(replica))
+        server.shutdown()
