@@ -20,12 +20,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import ray
 from ray import serve
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -95,17 +93,20 @@ class Server:
 @serve.deployment(num_replicas=1, max_ongoing_requests=MAX_REQUESTS)
 @serve.ingress()
 class Front:
-    """What clients reach: `banyan route` in a replica."""
+    """What clients reach: `banyan route` in a replica. ``urls``: those that are known before their servers are up, by
+    their numbers."""
 
-    def __init__(self, servers: Sequence[DeploymentHandle], policy: str) -> None:
+    def __init__(self, servers: Sequence[DeploymentHandle], urls: Mapping[int, str], policy: str) -> None:
         self._servers = list(servers)
         self._policy = policy
-        self._urls: list[str] = []
+        self._urls = dict(urls)
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Asked by Ray, once, when the replica has been made."""
-        self._urls = [await server.url.remote() for server in self._servers]
-        app, _ = build(Settings(servers=tuple(self._urls), policy=self._policy))
+        while not self._urls:
+            # Not all of them: one that is lost must not keep clients from the others.
+            self._urls = await _urls_of(self._servers)
+        app, _ = build(Settings(servers=tuple(self._urls.values()), policy=self._policy))
 
         async def from_anywhere(scope: Scope, receive: Receive, send: Send) -> None:
             # Ray's proxies are on every node, and may have others before them: who asks there is not of this machine,
@@ -115,15 +116,11 @@ class Front:
         return from_anywhere
 
     async def check_health(self) -> None:
-        """A server that Ray has started again on another node has another address: this replica is replaced, too."""
-        for server, known in zip(self._servers, self._urls, strict=False):
-            try:
-                url = await asyncio.wait_for(server.url.remote(), ASKED_S)
-            except (TimeoutError, RayError, RayServeException):
-                # It is being started again. The others answer meanwhile.
-                continue
-            if url != known:
-                raise RuntimeError(f"{known} is now {url}")
+        """A server that came up later, or that Ray has started again on another node, has an address that the router
+        does not know: this replica is replaced, too."""
+        for number, url in (await _urls_of(self._servers)).items():
+            if url != self._urls.get(number):
+                raise RuntimeError(f"server-{number} is at {url}")
 
 
 def app(args: dict[str, str]) -> serve.Application:
@@ -132,11 +129,17 @@ def app(args: dict[str, str]) -> serve.Application:
     arguments = shlex.split(args["arguments"])
     host, port = args.get("host", "127.0.0.1"), int(args.get("port", "30000"))
     kind = Server.options(ray_actor_options={"num_gpus": int(args.get("gpus", "1"))})
-    servers = [
-        kind.options(name=f"server-{number}").bind(arguments, host, port + NUM_PORTS * number)
-        for number in range(int(args.get("servers", "2")))
-    ]
-    return Front.bind(servers, args.get("policy", "lmetric"))
+    ports = [port + NUM_PORTS * number for number in range(int(args.get("servers", "2")))]
+    servers = [kind.options(name=f"server-{n}").bind(arguments, host, own) for n, own in enumerate(ports)]
+    urls = {} if host == NODE else {n: f"http://{host}:{own}" for n, own in enumerate(ports)}
+    return Front.bind(servers, urls, args.get("policy", "lmetric"))
+
+
+async def _urls_of(servers: Sequence[DeploymentHandle]) -> dict[int, str]:
+    """Of those that say it now, by their numbers. The others are being started."""
+    asked = (asyncio.wait_for(server.url.remote(), ASKED_S) for server in servers)
+    told = await asyncio.gather(*asked, return_exceptions=True)
+    return {number: url for number, url in enumerate(told) if isinstance(url, str)}
 
 
 def _flags(host: str, port: int) -> list[str]:

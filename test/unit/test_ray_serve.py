@@ -17,7 +17,7 @@ pytest.importorskip("ray", reason="requirements/ray.txt is not installed")
 from examples import ray_serve
 
 ROOT = Path(__file__).parents[2]
-SERVER = ray_serve.Server.func_or_class
+FRONT, SERVER = ray_serve.Front.func_or_class, ray_serve.Server.func_or_class
 DRAINS = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
 """A server that answers on after SIGTERM."""
 REPLICA = f"""
@@ -72,3 +72,63 @@ def test_replica_when_a_rank_of_its_server_stands_still_then_it_is_not_well():
         with pytest.raises(RuntimeError, match="stands still"):
             asyncio.run(SERVER.check_health(replica))
         server.shutdown()
+
+
+def handle(says):
+    return SimpleNamespace(url=SimpleNamespace(remote=says))
+
+
+def up(url):
+    async def says():
+        return url
+
+    return handle(says)
+
+
+async def _never():
+    await asyncio.Event().wait()
+
+
+LOST = handle(_never)
+"""On a node that is gone: Ray waits for another one."""
+
+
+def front(servers, urls):
+    return SimpleNamespace(_servers=servers, _urls=urls, _policy="lmetric")
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """The servers of each router that is built."""
+    seen = []
+    monkeypatch.setattr(ray_serve, "build", lambda settings: (seen.append(settings.servers), None))
+    monkeypatch.setattr(ray_serve, "ASKED_S", 0.2)
+    return seen
+
+
+async def begin(replica):
+    await asyncio.wait_for(FRONT.__serve_build_asgi_app__(replica), 5)
+
+
+def test_router_when_one_server_is_lost_then_it_begins_with_the_others(built):
+    asyncio.run(begin(front([LOST, up("http://b:1")], {})))
+    assert built == [("http://b:1",)]
+
+
+def test_router_when_no_server_is_up_but_their_host_is_given_then_it_begins_with_all(built, monkeypatch):
+    monkeypatch.setattr(ray_serve.Front, "bind", lambda *bound: bound)
+    servers, urls, _ = ray_serve.app({"arguments": "--model-path M", "servers": "2", "gpus": "0"})
+    assert len(servers) == 2
+    asyncio.run(begin(front([LOST, LOST], urls)))
+    assert built == [("http://127.0.0.1:30000", "http://127.0.0.1:30300")]
+
+
+@pytest.mark.parametrize("url", ["http://c:1", "http://a:1"], ids=["elsewhere", "where it was"])
+def test_router_when_a_server_comes_up_then_it_is_begun_anew_where_it_does_not_know_it(built, url):
+    known = {1: "http://b:1"} | ({0: "http://a:1"} if url == "http://a:1" else {})
+    asked = FRONT.check_health(front([up(url), up("http://b:1"), LOST], known))
+    if url == "http://a:1":
+        asyncio.run(asked)
+    else:
+        with pytest.raises(RuntimeError, match=url):
+            asyncio.run(asked)
