@@ -269,9 +269,12 @@ class SlowSglang(Sglang):
         self.communicator.handle_recv(DumperControlReqOutput(success=True, response=[{"of": name}]))
         await all_that_can_run()
 
-    def begin(self, salt, action="list"):
-        command = Command.of({"action": action, "input_ids": [1], "cache_salt": salt})
-        return asyncio.ensure_future(self.tell(command))
+    def begin(self, salt, tell=None):
+        command = Command.of({"action": "list", "input_ids": [1], "cache_salt": salt})
+        return asyncio.ensure_future((tell or self.tell)(command))
+
+    def wish(self, salt):
+        return self.begin(salt, partial(telling_ranks.wish, self))
 
 
 def test_prefetch_when_a_rank_has_not_heard_of_all_pages_then_the_answer_is_of_one_that_has():
@@ -342,6 +345,23 @@ def test_command_when_one_tenant_has_many_then_another_ones_waits_for_one_of_the
     asyncio.run(run())
 
 
+def test_wish_when_another_tenant_has_many_commands_then_it_waits_for_one_of_them():
+    async def run():
+        sglang = SlowSglang()
+        first = [*[sglang.begin("many") for _ in range(3)], sglang.wish("many")]
+        await all_that_can_run()
+        other = sglang.wish("other")
+        await all_that_can_run()
+        await sglang.answer("many")
+        await sglang.answer("other")
+        assert other.done() and [body["cache_salt"] for body in sglang.told] == ["many", "other", "many"]
+        for _ in range(3):
+            await sglang.answer("many")
+        await asyncio.gather(*first)
+
+    asyncio.run(run())
+
+
 def test_command_when_too_many_wait_then_it_is_refused_at_once_and_those_go_on(monkeypatch):
     monkeypatch.setattr(telling_ranks, "MOST_WAITING", 4)
 
@@ -363,22 +383,16 @@ def test_command_when_too_many_wait_then_it_is_refused_at_once_and_those_go_on(m
     asyncio.run(run())
 
 
-def test_command_when_many_wishes_were_first_then_it_waits_for_one_of_them():
+def test_command_when_many_wishes_of_its_tenant_were_first_then_it_waits_for_one_of_them():
     async def run():
         sglang = SlowSglang()
-        wishes = [
-            asyncio.ensure_future(
-                telling_ranks.wish(sglang, Command.of({"action": "retain", "input_ids": [1], "cache_salt": salt}))
-            )
-            for salt in "abc"
-        ]
-        await asyncio.sleep(0.01)
-        asked = sglang.begin("somebody waits")
-        for name in ("a", "somebody waits", "b", "c"):
+        wishes = [sglang.wish("a") for _ in range(3)]
+        await all_that_can_run()
+        asked = sglang.begin("a")
+        for name in ("wish", "somebody waits", "wish", "wish"):
             await sglang.answer(name)
         assert await asked == {"of": "somebody waits"}
         await asyncio.gather(*wishes)
-        assert [body["cache_salt"] for body in sglang.told] == ["a", "somebody waits", "b", "c"]
 
     asyncio.run(run())
 
@@ -420,12 +434,33 @@ def test_wishes_when_there_are_too_many_under_way_then_what_comes_on_top_is_coun
             ask(manager)
             ask(manager)
         assert manager.told == []
-        monkeypatch.setattr(hints, "MOST_WISHES", 1)
+        monkeypatch.setattr(hints, "MOST_WISHES", 2)
         ask(manager)
         ask(manager)
     finally:
         hints._ttl_s.set(None)
     assert [body["num_untold"] for body in manager.told] == [2, 0]
+
+
+def test_wishes_when_a_tenant_has_half_of_them_under_way_then_another_ones_are_told(monkeypatch, manager):
+    monkeypatch.setattr(hints, "MOST_WISHES", 4)
+    told = []
+
+    async def slow(asked):
+        told.append(asked.body["cache_salt"])
+        await all_that_can_run()
+        return [DumperControlReqOutput(success=True, response=[{"num_pages": 1}])]
+
+    monkeypatch.setattr(manager, "dumper_control", slow)
+
+    async def run():
+        hints._ttl_s.set(300.0)
+        for salt in "aaaab":
+            await hooked(TOKENIZE, partial(tokenize, cache_salt=salt))(manager, hinted())
+        await asyncio.gather(*hints._wishes)
+
+    asyncio.run(run())
+    assert sorted(told) == ["a", "a", "b"] and not hints._wishes
 
 
 def post(body, headers=None):

@@ -10,14 +10,14 @@ that nobody waits for, and what is over the budget is not kept.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 from banyan.features.told.cache_control import ttl_s_of
 from banyan.features.told.command import ACTION_VERSION, Action, Command
 from banyan.features.told.launcher import telling_ranks
-from banyan.features.told.launcher.telling_ranks import check, deadline_s, pass_over, tell, wish
+from banyan.features.told.launcher.telling_ranks import check, deadline_s, pass_over, tell, tenant_of, wish
 from banyan.features.told.table import Refused
 from banyan.routing.conversation import name_of
 from banyan.sglang_plugin import runtime
@@ -30,10 +30,12 @@ WISHES_WAIT_S = 1.0
 long prompt takes seconds: what they were told is done all the same, what waits for its turn is passed over."""
 ABORT_LOOK_PERIOD_S = 0.01
 MOST_WISHES = 64
-"""Of ``cache_control``, on their way to the ranks at once. What comes on top is not told, but counted."""
+"""Of ``cache_control``, on their way to the ranks at once, and of one tenant half as many. What comes on top is not
+told, but counted."""
 
 _ttl_s: ContextVar[float | None] = ContextVar("banyan_cache_control_ttl", default=None)
-_wishes: set[asyncio.Task[None]] = set()
+_wishes: dict[asyncio.Task[None], str] = {}
+"""With the tenant of each."""
 
 
 async def around_handle_messages(
@@ -98,14 +100,18 @@ def _abort_once_sent(rid: str, state: Any, manager: Any) -> None:
 
 
 def _wish(ttl_s: float, tokenized: Any, manager: Any) -> None:
-    if len(_wishes) >= MOST_WISHES:
+    tenant = tenant_of(tokenized)
+    num_of_tenant = list(_wishes.values()).count(tenant)
+    if len(_wishes) >= MOST_WISHES or num_of_tenant >= MOST_WISHES // 2:
         pass_over()
         return
     try:
         command = _command(Action.RETAIN, {"ttl_s": ttl_s}, tokenized, manager)
     except ValueError:
         return
-    _begin(wish(manager, command))
+    task = asyncio.ensure_future(wish(manager, command))
+    _wishes[task] = tenant
+    task.add_done_callback(_wishes.pop)
 
 
 def _said(obj: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -150,9 +156,3 @@ def _is_known_by_tokens(tokenized: Any) -> bool:
     """Whether tokens, salt and extra key name the prompt's pages. What a session's turn continues, its rank knows."""
     has_more = any(getattr(tokenized, field, None) is not None for field in ("mm_inputs", "lora_id", "session_params"))
     return not has_more and tokenized.input_ids is not None
-
-
-def _begin(wishing: Coroutine[Any, Any, None]) -> None:
-    task = asyncio.ensure_future(wishing)
-    _wishes.add(task)
-    task.add_done_callback(_wishes.discard)

@@ -7,7 +7,8 @@ taken back at the others.
 Invariants
   1. One command is under way at a time, to its last answer, whether whoever asked still waits or not. SGLang knows
      answers by nothing but their order: those that nobody waited for would be taken for the next command's.
-  2. Whoever waits for an answer waits no longer than he has said, whatever the ranks do, and for one wish at most.
+  2. Whoever waits for an answer waits no longer than he has said, whatever the ranks do, and for one wish of his
+     tenant's at most.
   3. No more than ``MOST_WAITING`` commands wait, and of one tenant half as many. A tenant's go one by one before they
      ask for their turn: nobody waits for more than one of another's.
 """
@@ -37,6 +38,7 @@ _waiting: Counter[str] = Counter()
 """Of each tenant that has one."""
 
 _turns_of_tenants: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+_turns_to_wish: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
 _num_untold = 0
 """Wishes that were passed over since the last command that was told."""
@@ -69,6 +71,11 @@ def deadline_s(wait_s: float) -> float:
     return asyncio.get_running_loop().time() + wait_s
 
 
+def tenant_of(said: Any) -> str:
+    """Whose a command is, or a request, as far as it says so."""
+    return (said.cache_salt or said.extra_key or "")[:SALT_CHARS]
+
+
 async def tell(manager: Any, command: Command, until_s: float) -> dict[str, Any]:
     """Tell all ranks. What the first of them answers, of those that have found most. ``until_s``: the ``deadline_s`` of
     whoever tells it.
@@ -77,7 +84,7 @@ async def tell(manager: Any, command: Command, until_s: float) -> dict[str, Any]
         Busy: when too many commands wait already.
         Refused: with the line of a rank that refuses, or when they do not answer.
     """
-    turn, tenant = _turn_at(manager), (command.cache_salt or command.extra_key or "")[:SALT_CHARS]
+    turn, tenant = _turn_at(manager), tenant_of(command)
     if _waiting.total() >= MOST_WAITING or _waiting[tenant] >= MOST_WAITING // 2:
         raise Busy(f"{_waiting.total()} commands wait for the ranks, {_waiting[tenant]} of this tenant's: try later")
     _waiting[tenant] += 1
@@ -96,19 +103,19 @@ async def tell(manager: Any, command: Command, until_s: float) -> dict[str, Any]
 
 
 async def wish(manager: Any, command: Command) -> None:
-    """As ``tell``, where nobody asks what becomes of it. Wishes go one by one, before they ask for their turn."""
+    """As ``tell``, where nobody asks what becomes of it. A tenant's wishes go one by one, before they ask for their
+    turn."""
     try:
-        async with _turn_at(manager, "banyan_turn_to_wish"):
+        async with _turns_to_wish.setdefault(tenant_of(command), asyncio.Lock()):
             await tell(manager, command, deadline_s(TIMEOUT_S))
     except Refused:
         pass_over()
 
 
-def _turn_at(manager: Any, name: str = "banyan_turn_to_tell") -> asyncio.Lock:
-    turn: asyncio.Lock | None = getattr(manager, name, None)
+def _turn_at(manager: Any) -> asyncio.Lock:
+    turn: asyncio.Lock | None = getattr(manager, "banyan_turn_to_tell", None)
     if turn is None:
-        turn = asyncio.Lock()
-        setattr(manager, name, turn)
+        turn = manager.banyan_turn_to_tell = asyncio.Lock()
     return turn
 
 
