@@ -23,7 +23,7 @@ from banyan import faults
 from banyan.config import Config
 from banyan.features.told.command import Command
 from banyan.features.told.launcher import hints, route, telling_ranks
-from banyan.features.told.launcher.telling_ranks import Busy
+from banyan.features.told.launcher.telling_ranks import Busy, Unanswered
 from banyan.features.told.table import Refused
 from banyan.routing.cache_path import CACHE_PATH
 from banyan.routing.conversation import name_of
@@ -206,7 +206,8 @@ def test_actions_when_ranks_are_in_a_long_step_then_a_request_waits_little_for_a
 
     wished = [(kind, "1", {"input_ids": [7]}) for kind in ("prefetch", "retain")]
     ask(manager, *wished, ("pin", "1", {}), meanwhile=step_ends)
-    assert [(body["action"], body["num_untold"]) for body in manager.told] == [("prefetch", 0), ("pin", 2)]
+    said = [(body["action"], body["num_untold"]) for body in manager.told]
+    assert said == [("prefetch", 0), ("pin", 1)], "the first one was told"
 
 
 def test_actions_when_each_takes_its_time_then_their_request_waits_no_longer_than_for_one(manager, monkeypatch):
@@ -322,9 +323,22 @@ def test_command_when_a_rank_never_answers_then_everybody_is_told_so_in_time(mon
 
     async def run():
         sglang = SlowSglang()
-        for answered in await asyncio.gather(sglang.begin("a"), sglang.begin("b"), return_exceptions=True):
-            assert isinstance(answered, Refused) and "have not answered within" in str(answered)
+        told, untold = await asyncio.gather(sglang.begin("a"), sglang.begin("b"), return_exceptions=True)
+        assert isinstance(told, Unanswered) and "have not answered within 0.02 s, and may still" in str(told)
+        assert type(untold) is Refused and "was not told" in str(untold)
         assert len(sglang.told) == 1
+
+    asyncio.run(run())
+
+
+def test_wish_when_it_was_told_and_ranks_do_not_answer_then_it_is_not_counted_as_untold(monkeypatch):
+    monkeypatch.setattr(telling_ranks, "TIMEOUT_S", 0.02)
+    monkeypatch.setattr(telling_ranks, "_num_untold", 0)
+
+    async def run():
+        sglang = SlowSglang()
+        await asyncio.gather(sglang.wish("a"), sglang.wish("b"))
+        assert len(sglang.told) == telling_ranks._num_untold == 1
 
     asyncio.run(run())
 

@@ -17,7 +17,7 @@ from typing import Any
 from banyan.features.told.cache_control import ttl_s_of
 from banyan.features.told.command import ACTION_VERSION, Action, Command
 from banyan.features.told.launcher import telling_ranks
-from banyan.features.told.launcher.telling_ranks import check, deadline_s, pass_over, tell, tenant_of, wish
+from banyan.features.told.launcher.telling_ranks import Unanswered, check, deadline_s, pass_over, tell, tenant_of, wish
 from banyan.features.told.table import Refused
 from banyan.routing.conversation import name_of
 from banyan.sglang_plugin import runtime
@@ -78,7 +78,8 @@ async def _tell_in_turn(said: Sequence[tuple[str, dict[str, Any]]], tokenized: A
         except ValueError as error:
             if is_pin or not isinstance(error, Refused):
                 raise BadRequest(f"kv_hints: {action}: {error}") from error
-            pass_over()
+            if not isinstance(error, Unanswered):
+                pass_over()
 
 
 def _heed_abort(rid: str, manager: Any) -> None:

@@ -54,6 +54,10 @@ class Busy(Refused):
     """Too many commands wait: nothing was told."""
 
 
+class Unanswered(Refused):
+    """It was told, and what becomes of it is not known."""
+
+
 def check(command: Command, manager: Any) -> None:
     """Whether a prompt of the served model could be meant.
 
@@ -82,12 +86,14 @@ async def tell(manager: Any, command: Command, until_s: float) -> dict[str, Any]
 
     Raises:
         Busy: when too many commands wait already.
-        Refused: with the line of a rank that refuses, or when they do not answer.
+        Unanswered: when they have been told and do not answer.
+        Refused: with the line of a rank that refuses, or when its turn does not come.
     """
     turn, tenant = _turn_at(manager), tenant_of(command)
     if _waiting.total() >= MOST_WAITING or _waiting[tenant] >= MOST_WAITING // 2:
         raise Busy(f"{_waiting.total()} commands wait for the ranks, {_waiting[tenant]} of this tenant's: try later")
     _waiting[tenant] += 1
+    telling: asyncio.Future[dict[str, Any]] | None = None
     try:
         async with asyncio.timeout_at(until_s), _turns_of_tenants.setdefault(tenant, asyncio.Lock()):
             await turn.acquire()
@@ -95,7 +101,10 @@ async def tell(manager: Any, command: Command, until_s: float) -> dict[str, Any]
             telling.add_done_callback(lambda told: _is_over(told, turn))
             return await asyncio.shield(telling)
     except TimeoutError:
-        raise Refused(f"the ranks have not answered within {TIMEOUT_S:g} s, and may still do it") from None
+        line = f"the ranks have not answered within {TIMEOUT_S:g} s"
+        if telling is None:
+            raise Refused(f"{line} what came before: this was not told") from None
+        raise Unanswered(f"{line}, and may still do it") from None
     finally:
         _waiting[tenant] -= 1
         if not _waiting[tenant]:
@@ -108,6 +117,8 @@ async def wish(manager: Any, command: Command) -> None:
     try:
         async with _turns_to_wish.setdefault(tenant_of(command), asyncio.Lock()):
             await tell(manager, command, deadline_s(TIMEOUT_S))
+    except Unanswered:
+        pass
     except Refused:
         pass_over()
 
