@@ -456,6 +456,17 @@ def test_wishes_when_there_are_too_many_under_way_then_what_comes_on_top_is_coun
     assert [body["num_untold"] for body in manager.told] == [2, 0]
 
 
+def test_wish_when_it_cannot_be_a_command_then_it_is_counted(manager, monkeypatch):
+    monkeypatch.setattr(telling_ranks, "_num_untold", 0)
+    hints._ttl_s.set(300.0)
+    try:
+        ask(manager, extra_key="x" * 2000)
+        ask(manager)
+    finally:
+        hints._ttl_s.set(None)
+    assert [body["num_untold"] for body in manager.told] == [1]
+
+
 def test_wishes_when_a_tenant_has_half_of_them_under_way_then_another_ones_are_told(monkeypatch, manager):
     monkeypatch.setattr(hints, "MOST_WISHES", 4)
     told = []

@@ -109,6 +109,7 @@ def _wish(ttl_s: float, tokenized: Any, manager: Any) -> None:
     try:
         command = _command(Action.RETAIN, {"ttl_s": ttl_s}, tokenized, manager)
     except ValueError:
+        pass_over()
         return
     task = asyncio.ensure_future(wish(manager, command))
     _wishes[task] = tenant
