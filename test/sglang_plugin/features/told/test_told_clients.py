@@ -25,6 +25,7 @@ from banyan.features.told.command import Command
 from banyan.features.told.launcher import hints, route, telling_ranks
 from banyan.features.told.launcher.telling_ranks import Busy, Unanswered
 from banyan.features.told.table import Refused
+from banyan.patches import load_queue
 from banyan.routing.cache_path import CACHE_PATH
 from banyan.routing.conversation import name_of
 from banyan.routing.headers import TENANT_HEADER
@@ -33,6 +34,7 @@ from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.launcher import adapters, tenant_salts
 from banyan.sglang_plugin.prompt_refusals import BadRequest
 
+GENERATE = "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request"
 TOKENIZE = "sglang.srt.managers.tokenizer_manager.TokenizerManager._tokenize_one_request"
 MESSAGES = "sglang.srt.entrypoints.anthropic.serving.AnthropicServing.handle_messages"
 
@@ -93,6 +95,10 @@ def manager(monkeypatch):
 
 async def nothing():
     pass
+
+
+def of_told(target, original):
+    return hooked(target, original, [patch for patch in load_queue() if patch.feature == "told"])
 
 
 def hinted(*actions):
@@ -222,6 +228,32 @@ def test_actions_when_each_takes_its_time_then_their_request_waits_no_longer_tha
     with pytest.raises(BadRequest, match=r"^kv_hints: pin: the ranks have not answered within"):
         ask(manager, *[("pin", "1", {"input_ids": [number]}) for number in range(1, 11)])
     assert len(manager.told) < 5
+
+
+def test_actions_when_their_request_has_many_prompts_then_it_waits_no_longer_than_for_one_and_the_next_waits_anew(
+    manager, monkeypatch
+):
+    monkeypatch.setattr(telling_ranks, "TIMEOUT_S", 0.4)
+
+    async def slow(asked):
+        manager.told.append(asked.body)
+        await asyncio.sleep(0.1)
+        return [DumperControlReqOutput(success=True, response=[{"num_pages": 1}], error="")]
+
+    monkeypatch.setattr(manager, "dumper_control", slow)
+
+    async def generate(num_prompts):
+        for _ in range(num_prompts):
+            yield await of_told(TOKENIZE, tokenize)(manager, hinted(("pin", "1", {})))
+
+    async def run():
+        request = of_told(GENERATE, generate)
+        with pytest.raises(BadRequest, match="have not answered within"):
+            _ = [tokenized async for tokenized in request(30)]
+        assert 1 < len(manager.told) < 10
+        assert len([tokenized async for tokenized in request(1)]) == 1
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("is_sent", [True, False], ids=["the request is sent", "it fails before"])
