@@ -6,7 +6,8 @@ Invariants
   2. A copy leases the pages it reads like a peer's copy does, so SGLang may free them meanwhile.
   3. What is offered is queued until the next poll, and sent then in one copy: to wake the copy thread takes longer
      than all else. No more than ``max_pages`` are on their way; the rest stays queued. Nothing waits. What has left
-     the pool by then, and what is more than ``MAX_QUEUED_PAGES``, is dropped and counted. What found no frame goes
+     the pool by then is dropped and counted; so is what waits in front where ``MAX_QUEUED_PAGES`` wait, for it may be
+     of an owner without frames, and the newcomer of one that has some. What found no frame goes
      behind the others, which wait with it: one look walks past all that is held once. Where frames are there for one
      owner and not for another, only those of the same owner wait with it. The queue is looked at again once a frame is
      free, with the next offer, and every ``LOOK_AGAIN_S``: nobody tells when a page can be evicted again.
@@ -110,11 +111,16 @@ class Backup:
         self._has_news = True
 
     def _enqueue(self, chain: _Queued) -> None:
-        keys = chain.keys[: MAX_QUEUED_PAGES - self._num_queued]
-        self._counters.backups_dropped_pages += len(chain.keys) - len(keys)
+        keys = chain.keys[:MAX_QUEUED_PAGES]
+        num_dropped = len(chain.keys) - len(keys)
+        self._num_queued += len(keys)
+        while self._num_queued > MAX_QUEUED_PAGES:
+            num_first = len(self._queue.popleft().keys)
+            self._num_queued -= num_first
+            num_dropped += num_first
+        self._counters.backups_dropped_pages += num_dropped
         if keys:
             self._queue.append(_Queued(keys, chain.behind))
-            self._num_queued += len(keys)
 
     def poll(self) -> list[Landed]:
         """Publish what has landed since the last call, and send what is queued. Never blocks."""

@@ -219,6 +219,27 @@ def test_offer_when_too_many_wait_for_their_turn_then_dropped_and_counted(monkey
     assert [landed.keys for landed in owner.wait_landed()] == [keys(1)]
 
 
+def test_offer_when_chains_without_frames_fill_the_queue_then_those_of_another_owner_are_copied_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class WithoutFrames(Residency):
+        def owner_of(self, names: Sequence[str]) -> str:
+            return "other" if names[0] in keys(7) else "without"
+
+        def claim(self, num_frames: int, sparing: Sequence[str] = (), names: Sequence[str] = ()) -> list[int]:
+            return super().claim(num_frames, sparing, names) if self.owner_of(names) == "other" else []
+
+    monkeypatch.setattr(backup, "MAX_QUEUED_PAGES", 3)
+    owner = Host(RankTable.create(2 * LAYOUT.num_ranks), 0, make_residency=WithoutFrames)
+    owner.rank.frame_table.publish(frames(3, 4, 5, 6), keys(1, 2, 3, 7))
+    owner.backup.offer(keys(1, 2))
+    owner.backup.offer(keys(3))
+    assert not owner.wait_landed()
+    owner.backup.offer(keys(7))
+    assert [landed.keys for landed in owner.wait_landed()] == [keys(7)]
+    assert owner.counters.backups_dropped_pages == 2 and owner.backup._num_queued == 1
+
+
 def test_pages_when_no_frame_was_free_then_they_are_copied_once_one_is(hosts: list[Host]) -> None:
     owner = hosts[0]
     taken = owner.residency.claim(8)
