@@ -205,8 +205,12 @@ class Kind:
 
     @property
     def most_arena_frames(self) -> int:
-        """That this rank's part of the arena may come to have: of one that grows, not all have memory now."""
-        return 0 if self._arena is None else self._arena.num_frames
+        """That this rank's part of the arena may come to have, whichever shard keeps it: of one that grows, not all
+        have memory now."""
+        if self.member_slots.is_keeper:
+            return 0 if self._arena is None else self._arena.num_frames
+        members, keeper = self._rank_table.members(), self.member_slots.arenas[0]
+        return sum(member["num_frames"] for member in members if member["slot"] == keeper)
 
     def _has_part(self, arena: Arena | None) -> bool:
         """Whether pages of this rank have a part of the arena to go to: its own, or its keeper's."""

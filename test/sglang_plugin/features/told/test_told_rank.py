@@ -6,12 +6,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from test.sglang_plugin.features.states.test_state_places import shards_of_latents
 from test.sglang_plugin.rank.hooked import hooked
 from test.sglang_plugin.rank.test_linker import PAGE, make_rank, polled_until, transfer
 
 from banyan import _native
 from banyan.config import Config
-from banyan.features.told.command import METHOD
+from banyan.features.told.command import METHOD, Command
 from banyan.features.told.rank import told_rank
 from banyan.routing.conversation import name_of
 from banyan.sglang_plugin import runtime
@@ -134,6 +135,19 @@ def test_budget_when_the_arena_has_yet_to_grow_then_it_is_of_all_that_it_may_hav
     assert full.tier.residency.num_frames < full.most_arena_frames
     most = int(0.25 * full.most_arena_frames * len(full.member_slots.with_peers))
     assert rig.rank.state()["told"]["most_pages_of_tenant"] == most > 0.25 * rig.rank.num_frames
+
+
+def test_pin_when_one_shard_alone_has_a_part_of_the_arena_then_the_others_keep_what_it_keeps(monkeypatch):
+    monkeypatch.setattr(runtime, "is_sharing", lambda: True)
+    monkeypatch.setattr(requests, "_page_keys", None)
+    config = Config(min_fetch_tokens=PAGE, host_gb=0.008)
+    ((first, second),) = shards_of_latents(monkeypatch, config, ranks=(0,))
+    told = [shard.linker.state()["told"]["most_pages_of_tenant"] for shard in (first, second)]
+    assert told[0] == told[1] > second.linker.num_frames
+    pin = Command.of({"action": "pin", "input_ids": list(range(told[0] * PAGE + 1))})
+    for shard in (first, second):
+        (at,) = [one for one in shard.linker.attachments if isinstance(one, told_rank.ToldRank)]
+        assert at.obey(pin, SimpleNamespace())["num_pages"] == told[0]
 
 
 def test_list_when_others_have_told_more_since_then_it_has_what_is_kept(rig, monkeypatch):
