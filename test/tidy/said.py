@@ -136,6 +136,20 @@ def span_against(ours: str, other: str) -> Callable[[Rows], str]:
     )
 
 
+def span_of(figure: str) -> Callable[[Rows], str]:
+    return lambda cells: least_to_most(cell[figure]["median"] for cell in cells)
+
+
+def unlike_stock(system: str) -> Callable[[Rows], str]:
+    """How many answers to empty caches were not those of stock."""
+
+    def words(rows: Rows) -> str:
+        cold = [row for row in rows if (row["system"], row["phase"]) == (system, "cold")]
+        return str(sum(row["num_compared"] - row["num_identical"] for row in cold))
+
+    return words
+
+
 def mean_hits_over(other: str) -> Callable[[Rows], str]:
     """Of Banyan without its arena, in the second run."""
 

@@ -96,7 +96,6 @@ def beside_warm_ones(title: str, arm: str, kept: str = "cold_prompts") -> Line:
 FIRST, SECOND = (f"ttft_ratios/on_to_off_{run}_run" for run in ("first", "second"))
 EIGHT_RANKS = "rows/dp=8,requests_per_rank=16"
 NO_ARENA = "rows/system=banyan no arena"
-TOOL_AGENTS = "against/trace=tool_agents,ours=banyan_store,other={}/ttft_ratio"
 DOCUMENTS = "rows/trace=documents,phase=cold,system={}/cached_share"
 STEPS = "by_ranks/{}/case={} streams/scheduler_step_us"
 BEHIND_A_ROUTER, ON_RANKS_THAT_SHARE = (
@@ -111,11 +110,9 @@ ON_A_GPU = of(
 LINES = [
     line(
         README,
-        "They differ in sharing alone",
+        "They differ in sharing",
         *of("bench", ranged, SECOND, FIRST),
         *of("bench", said.equal, "outputs/on_against_stock"),
-        BEHIND_A_ROUTER,
-        ON_RANKS_THAT_SHARE,
         Figure("bench", "beside_the_source", lambda rows: said.second_run(rows[4]["published"])),
         *of("bench", said.second_run, "beside_the_source/metric=requests a second/published"),
     ),
@@ -127,19 +124,25 @@ LINES = [
     ),
     line(
         README,
-        "By the default policy",
-        *of("ranks", said.share, f"{EIGHT_RANKS}/kinds/on/2/cached_share"),
-        *of("ranks", said.rough_share, f"{EIGHT_RANKS}/kinds/off/2/cached_share"),
-    ),
-    line(
-        README,
-        "**Others, with [equal means]",
-        *of("alternatives", said.share, *map(DOCUMENTS.format, ("hicache", "banyan", "router"))),
+        "**[Other systems with equal means]",
+        *of("alternatives", said.share, *map(DOCUMENTS.format, ("hicache", "banyan"))),
+        BEHIND_A_ROUTER,
+        ON_RANKS_THAT_SHARE,
         *of("alternatives", said.span_against("banyan", "router"), "against"),
         *of("alternatives", said.span_against("banyan", "lmcache"), "against"),
         *of("alternatives", said.span_against("banyan_store", "hicache"), "against"),
-        *on_the_xeon("banyan"),
-        *of("alternatives_fit", said.middle, *map(TOOL_AGENTS.format, ("router", "hicache"))),
+    ),
+    line(
+        README,
+        "answers differ from stock's",
+        *of("alternatives", said.unlike_stock("banyan"), "rows"),
+        *of("alternatives", said.unlike_stock("stock_again"), "rows"),
+    ),
+    line(
+        README,
+        "**Pairs** were slower",
+        *of("pd_combined", said.span_of("ttft_ratio"), "cells"),
+        *of("pd_combined", said.span_of("tokens_per_s_ratio"), "cells"),
     ),
     line(
         README,
