@@ -156,7 +156,7 @@ LINES = [
     line(ALTERNATIVES, "Times, on the Xeon", *on_the_xeon("banyan"), *on_the_xeon("banyan_store")),
     line(
         PAGE,
-        "ShareGPT conversations that come back",
+        "ShareGPT conversations that return",
         *of("bench", ranged, SECOND),
         BEHIND_A_ROUTER,
         ON_RANKS_THAT_SHARE,
@@ -212,7 +212,7 @@ LINES = [
     ),
     line(
         PAGE,
-        "prompts that nobody has seen |",
+        "prompts that no rank has seen |",
         *of("first_run", said.by_three, *(f"rows/prompt_tokens={size}/ttft_ratios/on" for size in (570, 1150))),
     ),
     line(
@@ -232,7 +232,7 @@ LINES = [
     ),
     line(
         PAGE,
-        "asked for at random times",
+        "requested at random times",
         *of(
             "rates",
             said.hundredths,
@@ -263,6 +263,13 @@ LINES = [
             ("servers behind `banyan route`, `lpm`", "router, lpm"),
         )
     ),
+    line(
+        PAGE,
+        "two combined servers on the same two cores",
+        *of("pd_combined", said.span_of("ttft_ratio"), "cells"),
+        *of("pd_combined", said.span_of("tokens_per_s_ratio"), "cells"),
+    ),
+    line(PAGE, "small messages of the highest class", *of("pd_classes", said.hundredths, "high_class_p99_ratio")),
     line(
         PAGE,
         "told to keep, to bring",
