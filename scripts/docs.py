@@ -28,6 +28,12 @@ from benchmark.overhead import kept as overhead
 
 ROOT = Path(__file__).parents[1]
 ENGINE_PATCHES = ROOT / "cpu_engine" / "banyan_cpu_engine" / "patches"
+
+
+def _text(name: str) -> str:
+    return (ROOT / "docs" / f"{name}.md").read_text()
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "features": index.feature_table,
     "engine patches": lambda: index.table(patches.load_queue(ENGINE_PATCHES)),
@@ -36,7 +42,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "knobs nodes": lambda: knob_table(config.Config, config.NODES),
     "knobs gpu": lambda: knob_table(config.Config, config.GPU),
     "knobs router": lambda: knob_table(settings.Settings, settings.ROUTER),
-    "other figures": lambda: figure_table((ROOT / "docs" / "operations.md").read_text(), "other figures"),
+    "other figures": lambda: figure_table(_text("stores") + _text("operations"), "other figures"),
     "paths": path_table,
     "pd figures": pd_page.table,
     "dual figures": pd_page.dual_table,

@@ -3,4 +3,4 @@
 
 from banyan.feature import Parts
 
-PARTS = Parts(page="operations.md", rank="banyan.features.resharding.rank.other_sizes:register")
+PARTS = Parts(page="stores.md", rank="banyan.features.resharding.rank.other_sizes:register")

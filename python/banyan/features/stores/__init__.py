@@ -8,7 +8,7 @@ MOONCAKE = "mooncake"
 NIXL_POSIX = "nixl+posix"
 
 PARTS = Parts(
-    page="operations.md",
+    page="stores.md",
     stores={
         MOONCAKE: StoreScheme("banyan.features.stores.store_backends:MOONCAKE", is_hosted=True, must_be_asked=True),
         NIXL_POSIX: StoreScheme(
