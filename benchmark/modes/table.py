@@ -19,13 +19,15 @@ HEAD = """# Modes of SGLang, and what Banyan does in each
 with the list of modes. The servers are forks of one process that has imported SGLang; from there on they are
 `python -m sglang.launch_server`.
 
-- **Served**: each prompt was asked at one rank and then at the next, of a server with Banyan and of one that shares
+- **Served**: each prompt was sent to one rank and then to the next, of a server with Banyan and of one that shares
   nothing, and the outputs were equal. *device*, *peer*, *host* and *storage*: cached tokens from the rank's own pool,
-  another rank's pool, host memory and the store. *Hits to one rank's*: tokens found when the prompts were asked again,
-  over those that a server with a single rank finds; empty where there was no such server. *Both at work*: of ranks in
-  step (data-parallel attention: all ranks make each step together), how far log probabilities move when all compute.
+  another rank's pool, host memory and the store. *Hits to one rank's*: tokens found when the prompts were sent again,
+  over those that a server with a single rank finds; empty if there was no such server. *Both at work*: for ranks in
+  step (data-parallel attention), the largest change of log-probability when all ranks compute at once.
 - **Refused**: the server ends at its start, with this line.
-- **Not run**: the machine of the run does not have what the mode needs; nothing is claimed about it.
+- **Not run**: the machine of the run lacks what the mode needs; nothing is claimed about it.
+
+No row was run with a published checkpoint. Of those only SmolLM2-135M was served ([benchmarks.md](benchmarks.md)).
 
 """
 EXERCISED = (
@@ -59,9 +61,9 @@ WITHOUT_A_ROW = """
 These have neither a row nor an end-to-end test: retraction of running requests, preemption by priority, several
 adapters or adapters that are loaded while the server runs, two-batch overlap alone, sessions that stream, quantised
 weights, weight updates other than from disk and from tensors, `torch.compile`, hidden states, parsers of reasoning,
-calls that a parser of tools finds, AMD's GPUs and NPUs.
+parsed tool calls, AMD's GPUs and NPUs.
 
-Beam search (`sampling_params`: `beam_width`) SGLang does in pages of one token only: a server with Banyan answers it
+SGLang does beam search (`sampling_params`: `beam_width`) in pages of one token only: a server with Banyan answers it
 with 400, unless it has `--banyan-share off` and `--page-size 1`.
 """
 NOT_EXERCISED = ("no overlap of scheduler and forward", "priorities", "longest prefix first", "mixed chunks")
@@ -96,7 +98,7 @@ def _runs(rows: Sequence[Mapping[str, Any]]) -> str:
     said = "; ".join(f"{count} row{'s' * (count > 1)} at {where}" for where, count in runs.items()) or "none"
     said += f"; {len(rows) - len(ran)} did not run." if len(ran) < len(rows) else "."
     if any(MOVED in where for where in runs):
-        said += f" `{MOVED}`: the checkout went on meanwhile; named is the commit that these rows began at."
+        said += f" `{MOVED}`: the checkout changed during the run; the commit is that of its start."
     return "\n" + _wrapped(f"Runs: {said}")
 
 

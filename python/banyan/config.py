@@ -111,7 +111,7 @@ def hot_rank_knob(flag: str, group: str) -> float:
         flag,
         group,
         """Send no request to a rank whose ongoing tokens exceed this factor times the others' mean, plus one prompt,
-        plus four times what only this rank need not compute of it. inf: no limit.""",
+        plus 4 x the prompt tokens that only this rank has cached. inf: no limit.""",
         metavar="FACTOR",
         parse=float,
         check=lambda value: None if value >= 1 else "at least 1 (inf: no rank is hot)",
