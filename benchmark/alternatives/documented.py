@@ -30,8 +30,7 @@ def page(reports: Sequence[Mapping[str, Any]]) -> str:
     if not reports:
         return NONE_KEPT
     return "\n".join(
-        f"### {heading(report)}\n\n{wrapped(conditions(report))}\n\n{figures.table(report)}\n\n{_verdicts(report)}"
-        for report in reports
+        f"### {heading(report)}\n\n{wrapped(conditions(report))}\n\n{figures.table(report)}\n" for report in reports
     )
 
 
@@ -94,20 +93,3 @@ def options(config: Mapping[str, Any]) -> list[str]:
         elif name in SHOWN and value not in (None, 1, float("inf")):
             shown.append(f"{flag} {value}")
     return shown
-
-
-def _verdicts(report: Mapping[str, Any]) -> str:
-    """Markdown: Banyan against each of the others."""
-    titles = report["titles"]
-    rows = "\n".join(
-        f"| {titles[one['ours']]} | {titles[one['other']]} | {figures.attention_of(one)} | {one['trace']} | "
-        f"{one['pool_tokens']:,} | "
-        f"{100 * one['hits']['median']:+.1f} points | "
-        f"{figures.standing(one)} | {figures.ttft_beside(one)} |"
-        for one in report["against"]
-    )
-    head = (
-        "| ours | other | attention | workload | pools | cached, ours less theirs | hits | mean TTFT over theirs |"
-        "\n|---|---|---|---|---|---|---|---|"
-    )
-    return f"{head}\n{rows}\n"
