@@ -126,8 +126,8 @@ class Config:
         "peer",
         "--banyan-share",
         SHARING,
-        """peer: ranks fetch pages from each other. index: ranks tell the dispatcher what they hold, but fetch nothing.
-        off: ranks share nothing; Banyan's other features stay on.""",
+        """peer: ranks fetch pages from each other. index: ranks report to the dispatcher what they hold, but fetch
+        nothing. off: ranks share nothing; Banyan's other features stay on.""",
         choices=SHARE_CHOICES,
         parse=_or_off,
     )
@@ -168,7 +168,7 @@ class Config:
         "--banyan-tell-lines",
         SHARING,
         """Show the text of a line that changes in every turn of a session in /server_info, `banyan top` and the web
-        page. Without it they say where the line is. It is text of a prompt.""",
+        page. Without it they show where the line is. It is text of a prompt.""",
         switches_to=True,
     )
     policy: str = knob(
@@ -217,7 +217,7 @@ class Config:
         DEFAULT_TOLD_SHARE,
         "--banyan-told-share",
         TIERS,
-        """Share of a tier for the pages that the cache is told to keep for one tenant (pin, retain); those of all
+        """Share of a tier for the pages that the cache keeps by command for one tenant (pin, retain); those of all
         tenants together may take half of it, and 262,144 pages at most. 0: nothing is kept.""",
         metavar="SHARE",
         parse=float,
@@ -268,7 +268,7 @@ class Config:
         0.0,
         "--banyan-store-read-mb-per-s",
         TIERS,
-        "Limit of reads from the store per rank, in 10^6 bytes a second, for drives that others use too. 0: no limit.",
+        "Limit of reads from the store per rank, in 10^6 bytes a second, for shared drives. 0: no limit.",
         metavar="MB",
         parse=float,
         check=zero_or_more("a rate", "no limit"),

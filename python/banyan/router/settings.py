@@ -141,7 +141,7 @@ class Settings:
         "",
         "--drop-line",
         ROUTER,
-        "Drop lines that match this regular expression from what chats say for the system.",
+        "Drop lines that match this regular expression from the system text of chats.",
         metavar="REGEX",
         unset="none",
         check=_regex,
@@ -179,8 +179,8 @@ class Settings:
         "",
         "--tenant-secret-file",
         ROUTER,
-        """The secret that proves to servers whose request it is: the file of their `--banyan-tenant-secret-file`; mode
-        0600.""",
+        """The secret that proves to servers which tenant sent a request: the file of their
+        `--banyan-tenant-secret-file`; mode 0600.""",
         metavar="PATH",
         parse=os.path.abspath,
         unset="none",

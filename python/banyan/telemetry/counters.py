@@ -92,8 +92,8 @@ class Counters:
     question_hits: int = _of("of these, prompts of which at least one page was there")
     questions_directed: int = _of("of these, prompts that only the node was asked for that a router had named")
     questions_spared: int = _of("prompts that no node was asked for: a router knew that no arena has more of them")
-    remote_prefetches: int = _of("reads of this rank's store that other nodes have asked for")
-    remote_prefetches_sent: int = _of("reads of other nodes' stores that this rank has asked for")
+    remote_prefetches: int = _of("reads of this rank's store that other nodes have requested")
+    remote_prefetches_sent: int = _of("reads of other nodes' stores that this rank has requested")
     remote_prefetches_failed: int = _of(
         "of these, reads that did not bring all pages: the rest was read here, or computed"
     )

@@ -73,7 +73,7 @@ STORE_COUNTERS = {
 STORE_PREFIX = "store_"
 
 TOLD_GAUGES = {
-    "num_prefixes": "prefixes that the cache keeps because it was told to",
+    "num_prefixes": "prefixes that the cache keeps by command",
     "num_pages": "pages of these",
     "num_pool_pages": "of these, pages that this rank's pool keeps",
     "num_tenants": "tenants that these are kept for",
