@@ -26,6 +26,7 @@ class ModelFacts:
     num_kv_heads: int = 0
     takes_media: bool = False
     """Whether there are numbers in a prompt that stand for images, video or sound."""
+    is_encoder_decoder: bool = False
 
 
 COMPRESSION_RATIOS = frozenset({0, 4, 128})
@@ -68,6 +69,11 @@ def model_refusal(facts: ModelFacts) -> str | None:
             f"--enable-dp-attention, --attn-dp-size: SGLang divides the vocabulary of {facts.architecture} over "
             "ranks that have other tokens each; on the CPU they stand still when one is idle: use --dp N alone, or a "
             "mixture-of-experts model"
+        )
+    if facts.is_encoder_decoder:
+        return (
+            f"this model ({facts.architecture}) puts an image's tokens before the prompt's, and SGLang ends when a "
+            "cached prefix stops between them, as one of whole pages does: use --banyan-share off with --page-size 1"
         )
     kept = [
         words

@@ -147,3 +147,10 @@ def test_encoders_when_sglang_has_them_then_each_is_refused_or_has_no_radix_cach
         if row["execution"] == "encoder_only" and not row["safe_disable_radix_cache"]
     ]
     assert rows and {row["architecture"] for row in rows} <= ENCODERS
+
+
+def test_model_when_it_has_an_encoder_beside_its_decoder_then_it_is_refused(tmp_path):
+    text = {**LLAMA, "model_type": "mllama_text_model", "cross_attention_layers": [1], "pad_token_id": 0}
+    mllama = {"architectures": ["MllamaForConditionalGeneration"], "model_type": "mllama", "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps({**mllama, "torch_dtype": "bfloat16"}))
+    assert "Mllama" in describe(str(tmp_path))["refused"]

@@ -79,3 +79,9 @@ def test_index_when_its_keys_are_not_beside_the_kv_then_one_line_says_how_they_l
 def test_model_when_its_tokens_see_what_follows_then_no_beginning_of_a_prompt_is_shared(architecture):
     line = model_refusal(ModelFacts(architecture=architecture))
     assert architecture in line and "--banyan-share off" in line and "\n" not in line
+
+
+def test_model_when_an_images_tokens_come_whole_or_not_at_all_then_it_is_refused_with_pages_of_several_tokens():
+    """The second question about an image ended the server."""
+    line = model_refusal(ModelFacts(architecture="MllamaForConditionalGeneration", is_encoder_decoder=True))
+    assert "Mllama" in line and "--banyan-share off with --page-size 1" in line and "\n" not in line

@@ -59,6 +59,7 @@ def model_facts(model_config: Any, *, steps_together_on_cpu: bool) -> ModelFacts
         has_sparse_kv=is_minimax_sparse(hf_config),
         num_kv_heads=model_config.get_total_num_kv_heads(),
         takes_media=bool(model_config.is_multimodal),
+        is_encoder_decoder=model_config.is_encoder_decoder,
     )
 
 
