@@ -27,16 +27,15 @@ class ModelFacts:
     takes_media: bool = False
     """Whether there are numbers in a prompt that stand for images, video or sound."""
     is_encoder_decoder: bool = False
+    attends_to_what_follows: bool = False
+    """Or may, as far as SGLang says; of ``ENCODERS`` it does not."""
 
 
 COMPRESSION_RATIOS = frozenset({0, 4, 128})
 """DeepSeek-V4's. Of other rates several layers share the rows of one."""
 
-ENCODERS = frozenset(
-    """BertModel Contriever XLMRobertaModel BertForSequenceClassification XLMRobertaForSequenceClassification
-    Lfm2BidirectionalModel""".split()
-)
-"""In these each token sees those behind it: the KV of a prefix depends on the whole prompt, and no key says so."""
+ENCODERS = frozenset({"BertForSequenceClassification", "XLMRobertaForSequenceClassification", "Lfm2BidirectionalModel"})
+"""In these, too, each token sees those behind it: a prefix's KV depends on the whole prompt, and no key says so."""
 
 LLAMAS = ("IQuestCoder", "InternLM3", "Llama", "Ministral3", "Mistral", "Phi3", "TeleFLM")
 SPLIT_VOCABULARIES = frozenset(f"{name}ForCausalLM" for name in LLAMAS)
@@ -59,10 +58,10 @@ def draft_vocabulary_refusal(architecture: str) -> str | None:
 def model_refusal(facts: ModelFacts) -> str | None:
     """The line for a model that caches more than the KV of attention, or None. Windows, alone or beside KV that is
     compressed as DeepSeek-V4's, and states alone have features of their own."""
-    if facts.architecture in ENCODERS:
+    if facts.attends_to_what_follows or facts.architecture in ENCODERS:
         return (
-            f"this model ({facts.architecture}) attends to what follows, so that equal beginnings have other KV: use "
-            "--banyan-share off, and --disable-radix-cache, without which SGLang mistakes them as well"
+            f"this model ({facts.architecture}) attends to what follows, or may, so that equal beginnings have other "
+            "KV: use --banyan-share off, and --disable-radix-cache, without which SGLang mistakes them as well"
         )
     if facts.steps_together_on_cpu and facts.architecture in SPLIT_VOCABULARIES:
         return (

@@ -5,14 +5,19 @@ import json
 
 import pytest
 import torch
-from sglang.srt.configs.embedding_model_spec import embedding_support_matrix
 from sglang.srt.configs.model_config import ModelConfig
 from test.sglang_plugin.features.windows.compressed_gpu import PLAIN, RATIOS, make_node
 from test.sglang_plugin.rank.index_keys_pool import SharedDSAPool
 
 from banyan.config import DEFAULT_PAGE_TOKENS
-from banyan.refusals.models import ENCODERS
-from banyan.sglang_plugin.launcher.model import INDEXED_PAGE_TOKENS, describe, page_of_model, page_tokens_of
+from banyan.refusals.models import model_refusal
+from banyan.sglang_plugin.launcher.model import (
+    INDEXED_PAGE_TOKENS,
+    describe,
+    model_facts,
+    page_of_model,
+    page_tokens_of,
+)
 from banyan.sglang_plugin.pools.host_pool import SharedMHAPool, SharedMLAPool
 from benchmark.modes import models, pictures
 
@@ -139,14 +144,26 @@ def test_model_when_it_keeps_states_then_a_page_and_a_state_are_weighed(tmp_path
     assert "verifies drafts over states with GPU kernels only" in drafted["refused"]
 
 
-def test_encoders_when_sglang_has_them_then_each_is_refused_or_has_no_radix_cache():
-    """In these the KV of a prefix depends on what follows."""
-    rows = [
-        row
-        for row in embedding_support_matrix()
-        if row["execution"] == "encoder_only" and not row["safe_disable_radix_cache"]
-    ]
-    assert rows and {row["architecture"] for row in rows} <= ENCODERS
+TINY = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3, "torch_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    "config, may_attend",
+    [
+        ({"architectures": ["BertModel"], "model_type": "bert"}, True),
+        ({"architectures": ["CLIPModel"], "model_type": "clip"}, True),
+        ({"architectures": ["RobertaModel"], "model_type": "roberta"}, True),
+        ({"architectures": ["DistilBertModel"], "model_type": "distilbert"}, True),
+        ({"architectures": ["RobertaForCausalLM"], "model_type": "roberta", "is_decoder": True}, False),
+        ({"architectures": ["MistralModel"], "model_type": "mistral"}, False),
+        (LLAMA, False),
+    ],
+)
+def test_model_when_its_tokens_may_see_what_follows_then_it_makes_no_vectors_here(tmp_path, config, may_attend):
+    """SGLang takes from Transformers what it does not have, and keeps a radix cache of the KV of encoders."""
+    (tmp_path / "config.json").write_text(json.dumps(TINY | config))
+    line = model_refusal(model_facts(ModelConfig(str(tmp_path), is_embedding=True), steps_together_on_cpu=False))
+    assert line is None if not may_attend else config["architectures"][0] in line and "follows" in line
 
 
 def test_model_when_it_has_an_encoder_beside_its_decoder_then_it_is_refused(tmp_path):

@@ -79,6 +79,8 @@ def test_index_when_its_keys_are_not_beside_the_kv_then_one_line_says_how_they_l
 def test_model_when_its_tokens_see_what_follows_then_no_beginning_of_a_prompt_is_shared(architecture):
     line = model_refusal(ModelFacts(architecture=architecture))
     assert architecture in line and "--banyan-share off" in line and "\n" not in line
+    told = model_refusal(ModelFacts(architecture="Other", attends_to_what_follows=True))
+    assert told == line.replace(architecture, "Other")
 
 
 def test_model_when_an_images_tokens_come_whole_or_not_at_all_then_it_is_refused_with_pages_of_several_tokens():

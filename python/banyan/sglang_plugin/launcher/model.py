@@ -16,6 +16,7 @@ from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.configs.model_config import (
     AttentionArch,
     ModelConfig,
+    ModelImpl,
     get_dsa_index_head_dim,
     get_dsa_index_kpool,
     is_deepseek_dsa,
@@ -60,7 +61,25 @@ def model_facts(model_config: Any, *, steps_together_on_cpu: bool) -> ModelFacts
         num_kv_heads=model_config.get_total_num_kv_heads(),
         takes_media=bool(model_config.is_multimodal),
         is_encoder_decoder=model_config.is_encoder_decoder,
+        attends_to_what_follows=_attends_to_what_follows(model_config),
     )
+
+
+def _attends_to_what_follows(model_config: Any) -> bool:
+    """Whether a prefix has other KV before another end, as SGLang says of its own models. Of those that it takes from
+    Transformers it knows when they are built: what makes vectors and does not call itself a decoder may be an encoder.
+    """
+    spec = model_config.embedding_model_spec
+    if spec.bidirectional_attention:
+        # Without a radix cache nothing is shared anyhow, which is another line.
+        return not spec.safe_disable_radix_cache
+    if model_config.is_generation or getattr(model_config.hf_text_config, "is_decoder", False):
+        return False
+    # Imported here: all models come with it, which takes seconds.
+    from sglang.srt.models.registry import ModelRegistry
+
+    is_own = any(map(ModelRegistry.is_arch_supported, model_config.hf_config.architectures or ()))
+    return not is_own or model_config.model_impl == ModelImpl.TRANSFORMERS
 
 
 def has_windows(model_config: Any) -> bool:
