@@ -177,7 +177,7 @@ def read_body(path: str, body: bytes, headers: Mapping[str, str]) -> None:
     known = Asked(read, read.token_ids)
     assert known.num_tokens >= 0 and len(known.pieces) * 256 <= len(read.row() or b"")
     if read.token_ids is not None:
-        known.ids(4)
+        known.names(4)
     if read.tokenize is not None:
         msgspec.json.encode(read.tokenize)
     without = DroppedLines(LINE).without(BY_PATH[path], body)

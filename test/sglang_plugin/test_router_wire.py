@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import inspect
 import time
 from types import SimpleNamespace
@@ -20,10 +19,10 @@ from sglang.srt.environ import envs
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.load_snapshot import LoadSnapshot
 from sglang.srt.mem_cache.radix_cache import RadixKey
-from sglang.srt.mem_cache.utils import compute_node_event_hash_values, get_hash_str, hash_str_to_int64
+from sglang.srt.mem_cache.utils import compute_node_event_hash_values, get_storage_hash_str, hash_str_to_int64
 
 from banyan.router import app, prompt
-from banyan.router.blocks import SALT_TAG, block_ids, pack
+from banyan.router.blocks import block_ids, pack, salt_digests
 from banyan.router.description import Source, read_loads
 from banyan.router.events import AllBlocksCleared, BlockRemoved, BlockStored, EventFeed, read_batch
 from banyan.router.subscription import subscribe
@@ -36,19 +35,15 @@ def test_connections_when_they_idle_then_the_router_drops_them_before_sglang_doe
     assert envs.SGLANG_TIMEOUT_KEEP_ALIVE.get() > app.IDLE_S
 
 
-@pytest.mark.parametrize("cache_salt", [None, "tenant"])
-def test_block_ids_when_computed_then_those_of_sglangs_events(cache_salt):
-    seed = None if cache_salt is None else hashlib.sha256(SALT_TAG + cache_salt.encode()).hexdigest()
-    expected = [hash_str_to_int64(key) for key in get_hash_str(TOKENS[:64], seed, page_size=16)]
-    assert list(block_ids(pack(TOKENS), 16, cache_salt)) == expected
-
-
-def test_salted_ids_when_a_node_publishes_them_then_they_are_ours():
-    key = RadixKey(pack(TOKENS[:64]), cache_salt="tenant")
-    root = SimpleNamespace(key=None, parent=None, event_hash_value=None)
-    node = SimpleNamespace(key=key, parent=root, event_hash_value=None)
-    published = [hash_str_to_int64(value) for value in compute_node_event_hash_values(node, 16)]
-    assert published == list(block_ids(pack(TOKENS), 16, "tenant"))
+@pytest.mark.parametrize("cache_salt", [None, "", "tenant", "\u00e9"])
+def test_block_ids_when_a_node_publishes_pages_and_the_arena_names_them_by_their_keys_then_both_are_ours(cache_salt):
+    key = RadixKey(pack(TOKENS[:64]), cache_salt=cache_salt)
+    root = SimpleNamespace(key=None, parent=None, hash_value=None, event_hash_value=None)
+    node = SimpleNamespace(key=key, parent=root, hash_value=None, event_hash_value=None)
+    named = [compute_node_event_hash_values(node, 16), get_storage_hash_str(key, page_size=16)]
+    expected = [[hash_str_to_int64(value) for value in values] for values in named]
+    ours = [list(block_ids(pack(TOKENS), 16, digest)) for digest in salt_digests(cache_salt)]
+    assert [ours[0], ours[-1]] == expected and len(ours) == (2 if cache_salt else 1)
 
 
 def test_events_when_sglang_encodes_them_then_the_router_reads_them():

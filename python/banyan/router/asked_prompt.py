@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 
-from banyan.router.blocks import block_ids, salt_digest
+from banyan.router.blocks import block_ids, salt_digests
 from banyan.router.prompt import Request
 from banyan.routing.sent import BYTES_PER_TOKEN, MOST_PIECES, piece_ids
 
@@ -35,21 +35,25 @@ class Asked:
         num_bytes = len(self.request.text or b"") if self.token_ids is None else BYTES_PER_TOKEN * len(self.token_ids)
         return max(1, (num_bytes + self.request.num_more_bytes) // BYTES_PER_TOKEN)
 
-    def ids(self, block_tokens: int) -> array[int]:
-        """Of the prompt's blocks of that size, for targets whose events name them."""
+    def names(self, block_tokens: int) -> list[array[int]]:
+        """Ids of the prompt's blocks of that size, by each chain, for targets whose events name them."""
         assert self.token_ids is not None
-        if block_tokens not in self._ids:
-            self._ids[block_tokens] = block_ids(self.token_ids, block_tokens, self.request.cache_salt)
-        return self._ids[block_tokens]
+        if block_tokens not in self._names:
+            self._names[block_tokens] = [block_ids(self.token_ids, block_tokens, digest) for digest in self._digests]
+        return self._names[block_tokens]
 
     @cached_property
-    def _ids(self) -> dict[int, array[int]]:
+    def _names(self) -> dict[int, list[array[int]]]:
         return {}
 
     @cached_property
+    def _digests(self) -> tuple[bytes | None, ...]:
+        return salt_digests(self.request.cache_salt)
+
+    @property
     def prior(self) -> bytes | None:
         """What the chain of its pages starts from."""
-        return salt_digest(self.request.cache_salt)
+        return self._digests[0]
 
     @cached_property
     def pieces(self) -> list[bytes]:
@@ -63,4 +67,4 @@ class Asked:
         _ = self.pieces, self.prior
         if self.token_ids is not None and self.request.is_salted_only:
             for block_tokens in block_sizes:
-                self.ids(block_tokens)
+                self.names(block_tokens)

@@ -2,7 +2,8 @@
 """Block ids, as SGLang's KV events name pages, and what one rank holds of them.
 
 A block id is the first 64 bits of the page key, signed (``hash_str_to_int64``), and a page key is the sha256 of the
-key before it and the page's tokens as 32-bit little-endian integers.
+key before it and the page's tokens as 32-bit little-endian integers. A page of a salted request has two: where it lies
+in the pool SGLang's events name it by another chain, in Banyan's arena and store it is named by its key.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from banyan.layout import cacheable_tokens
 
 SALT_TAG = b"sglang-cache-salt-v1\0"
 """Starts the chain of a salted request in events of the default format."""
+
+KEY_TAG = b"sglang-cache-namespace-v1\0\1"
+"""And that of its page keys, before the salt and its length: of no ``extra_key``, and a salt."""
 
 NOT_ON_THE_RANK = "EXTERNAL"
 """Medium of a pool that many servers share: no reason to prefer one of them."""
@@ -55,20 +59,25 @@ def pack(token_ids: object) -> array[int] | None:
         return None
 
 
-def salt_digest(cache_salt: str | None) -> bytes | None:
-    """What the chain of a salted request starts from."""
-    return None if cache_salt is None else hashlib.sha256(SALT_TAG + cache_salt.encode()).digest()
+def salt_digests(cache_salt: str | None) -> tuple[bytes | None, ...]:
+    """What the chains of a request's pages start from: in SGLang's events, and where it differs, that of their keys.
+    An empty salt is none."""
+    if not cache_salt:
+        return (None,)
+    salt = cache_salt.encode()
+    starts = (SALT_TAG, KEY_TAG + len(salt).to_bytes(8, "little"))
+    return tuple(hashlib.sha256(start + salt).digest() for start in starts)
 
 
-def block_ids(token_ids: array[int], block_tokens: int, cache_salt: str | None = None) -> array[int]:
-    """Ids of the pages that a cache can supply, up to ``MOST_IDS``; none of a size that no page has: servers may say
-    what they like."""
+def block_ids(token_ids: array[int], block_tokens: int, digest: bytes | None = None) -> array[int]:
+    """Ids of the pages that a cache can supply, up to ``MOST_IDS``, of the chain that starts from ``digest``; none of a
+    size that no page has: servers may say what they like."""
     # Python's integers would take six times as much, for as long as the request waits.
     ids = array("q")
     if not 0 < block_tokens < len(token_ids):
         return ids
     # To remember more than one chunk would save a third of the time, and keep the tokens of prompts.
-    digest, page_keys = salt_digest(cache_salt), _native.PageKeys(block_tokens, 1)
+    page_keys = _native.PageKeys(block_tokens, 1)
     num_tokens = min(cacheable_tokens(len(token_ids), block_tokens), MOST_IDS * block_tokens)
     step = STEP_PAGES * block_tokens
     for start in range(0, num_tokens, step):
@@ -165,11 +174,13 @@ def held_in_arena(ranks: Sequence[RankBlocks]) -> Holder:
     return [(rank, rank.bits_of(ARENA)) for rank in ranks]
 
 
-def leading_blocks(ids: Sequence[int], holder: Holder) -> int:
-    """How many leading blocks it holds. A rank that has one mostly has the next, too, and is asked until it has not."""
+def leading_blocks(names: Sequence[Sequence[int]], holder: Holder) -> int:
+    """How many leading blocks it holds, each by any of its ``names``: a list of ids for each chain. A rank that has one
+    mostly has the next, too, and is asked until it has not."""
     num_blocks, num_before = 0, -1
     while num_before < num_blocks:
         num_before = num_blocks
-        for rank, bits in holder:
-            num_blocks = rank.run(ids, num_blocks, bits)
+        for ids in names:
+            for rank, bits in holder:
+                num_blocks = rank.run(ids, num_blocks, bits)
     return num_blocks

@@ -268,7 +268,7 @@ class Fleet:
         if not self.known_tokens(place, asked):
             return 0
         block_tokens = self._block_tokens(place.target)
-        return leading_blocks(asked.ids(block_tokens), held_in_memory(_ranks_of(place.target))) * block_tokens
+        return leading_blocks(asked.names(block_tokens), held_in_memory(_ranks_of(place.target))) * block_tokens
 
     def seen_tokens(self, asked: Asked) -> int:
         """Leading tokens of the prompt that any target was sent before."""
@@ -301,9 +301,9 @@ class Fleet:
         ]
         if not told or asked.token_ids is None:
             return
-        ids = asked.ids(block_tokens)
+        names = asked.names(block_tokens)
         for target in told:
-            cached[target.number] = leading_blocks(ids, self._holder(target)) * block_tokens
+            cached[target.number] = leading_blocks(names, self._holder(target)) * block_tokens
 
     def _holder(self, target: Target) -> Holder:
         """What a target need not compute: of a whole server all that its ranks hold together, for they share it."""

@@ -28,9 +28,9 @@ def source_of(server: Server, asked: Asked, others: Sequence[Server], *, held_to
     if description is None or not description.borrows_from or not _is_named_by_tokens(asked):
         return None
     lenders = _lenders(server, others)
-    ids = asked.ids(description.block_tokens) if lenders else []
+    names = asked.names(description.block_tokens) if lenders else []
     arenas = [held_in_arena([feed.blocks for feed in lender.feeds]) for lender in lenders.values()]
-    lengths = [leading_blocks(ids, arena) for arena in arenas]
+    lengths = [leading_blocks(names, arena) for arena in arenas]
     best = max(
         zip(lengths, lenders, strict=True),
         key=lambda found: (found[0], -len(lenders[found[1]].in_flight)),
@@ -43,10 +43,9 @@ def source_of(server: Server, asked: Asked, others: Sequence[Server], *, held_to
 
 
 def _is_named_by_tokens(asked: Asked) -> bool:
-    """Whether the arena's pages of this prompt have the names that events tell: those of a namespace have not. A batch
-    is more than one prompt."""
+    """Whether it is known how events name the arena's pages of this prompt. A batch is more than one prompt."""
     request = asked.request
-    return asked.token_ids is not None and not request.namespace and request.num_others == 0
+    return asked.token_ids is not None and request.is_salted_only and request.num_others == 0
 
 
 def _lenders(server: Server, others: Sequence[Server]) -> dict[Address, Server]:

@@ -24,7 +24,7 @@ from banyan.router.blocks import (
     held_in_memory,
     leading_blocks,
     pack,
-    salt_digest,
+    salt_digests,
 )
 
 TOKENS = array("I", range(1, 18))
@@ -34,14 +34,14 @@ def is_in(blocks, block_id, medium):
     return blocks.run([block_id], 0, blocks.bits_of(medium)) == 1
 
 
-@pytest.mark.parametrize("cache_salt", [None, "", "a"])
-def test_ids_when_computed_then_the_first_bits_of_the_chained_sha256(cache_salt):
-    tokens, digest, expected = array("I", range((STEP_PAGES + 40) * 4 + 1)), salt_digest(cache_salt) or b"", []
+@pytest.mark.parametrize("prior", [*salt_digests(None), *salt_digests("a")], ids=["none", "events", "keys"])
+def test_ids_when_computed_then_the_first_bits_of_the_chained_sha256(prior):
+    tokens, digest, expected = array("I", range((STEP_PAGES + 40) * 4 + 1)), prior or b"", []
     for start in range(0, len(tokens) - 4, 4):
         page = b"".join(token.to_bytes(4, "little") for token in tokens[start : start + 4])
         digest = hashlib.sha256(digest + page).digest()
         expected.append(int.from_bytes(digest[:8], "big", signed=True))
-    assert list(block_ids(tokens, 4, cache_salt)) == expected
+    assert list(block_ids(tokens, 4, prior)) == expected
 
 
 @pytest.mark.parametrize("block_tokens", [-16, 0, 1 << 100])
@@ -63,8 +63,8 @@ def test_ids_when_the_last_page_is_just_full_then_its_last_token_keeps_it_out():
 
 
 def test_ids_when_salted_then_no_page_is_shared():
-    plain, salted = set(block_ids(TOKENS, 4)), set(block_ids(TOKENS, 4, "a"))
-    assert not plain & salted and not salted & set(block_ids(TOKENS, 4, "b"))
+    chains = [digest for salt in ("", "a", "b") for digest in salt_digests(salt)]
+    assert len({block_id for digest in chains for block_id in block_ids(TOKENS, 4, digest)}) == 4 * len(chains) == 20
 
 
 def test_pack_when_it_is_no_list_of_tokens_then_none():
@@ -76,7 +76,7 @@ def test_leading_when_ranks_hold_different_lengths_then_each_its_own():
     ranks = [RankBlocks() for _ in range(3)]
     ranks[0].stored([1, 2, 4], "GPU")
     ranks[1].stored([1, 2, 3, 4], "GPU")
-    assert [leading_blocks([1, 2, 3, 9, 4], held_by([rank])) for rank in ranks] == [2, 3, 0]
+    assert [leading_blocks([[1, 2, 3, 9, 4]], held_by([rank])) for rank in ranks] == [2, 3, 0]
 
 
 @given(
@@ -96,11 +96,11 @@ def test_leading_when_ranks_hold_anything_in_any_medium_then_all_up_to_the_first
     def num_leading(is_held):
         return sum(1 for _ in takewhile(is_held, ids))
 
-    assert leading_blocks(ids, held_by(own)) == num_leading(lambda block: media[block])
-    assert leading_blocks(ids, held_in_arena(own)) == num_leading(lambda block: ARENA in media[block])
-    assert leading_blocks(ids, held_in_memory(own)) == num_leading(lambda block: media[block] - {STORE})
+    assert leading_blocks([ids], held_by(own)) == num_leading(lambda block: media[block])
+    assert leading_blocks([ids], held_in_arena(own)) == num_leading(lambda block: ARENA in media[block])
+    assert leading_blocks([ids], held_in_memory(own)) == num_leading(lambda block: media[block] - {STORE})
     shared = num_leading(lambda block: media[block] or is_in(others[0], block, STORE))
-    assert leading_blocks(ids, held_by(own, others)) == shared
+    assert leading_blocks([ids], held_by(own, others)) == shared
 
 
 def test_leading_when_a_rank_holds_many_then_each_is_looked_for_once_and_not_at_every_rank():
@@ -116,7 +116,7 @@ def test_leading_when_a_rank_holds_many_then_each_is_looked_for_once_and_not_at_
         rank._media = Counting()
     ranks[7].stored(ids, "GPU")
     asked[0] = 0
-    assert leading_blocks(ids, held_by(ranks)) == 1000 and asked[0] < 1020
+    assert leading_blocks([ids], held_by(ranks)) == 1000 and asked[0] < 1020
 
 
 def test_ids_when_a_prompt_has_more_blocks_than_are_compared_then_those_of_its_beginning(monkeypatch):
@@ -157,7 +157,7 @@ def test_blocks_when_they_are_in_a_store_then_no_memory_holds_them():
     first.stored([2], ARENA)
     second.stored([3], "GPU")
     memory = held_in_memory([first, second])
-    assert [leading_blocks([block_id], memory) for block_id in (1, 2, 3, 4)] == [0, 1, 1, 0]
+    assert [leading_blocks([[block_id]], memory) for block_id in (1, 2, 3, 4)] == [0, 1, 1, 0]
 
 
 def test_blocks_when_ranks_and_others_with_the_same_store_hold_them_then_the_server_need_not_compute_them():
@@ -167,5 +167,17 @@ def test_blocks_when_ranks_and_others_with_the_same_store_hold_them_then_the_ser
     other.stored([3], STORE)
     other.stored([4], "GPU")
     server = held_by([own, peer], [other])
-    assert [leading_blocks([block_id], server) for block_id in (1, 2, 3, 4)] == [1, 1, 1, 0]
-    assert [leading_blocks([1, 2, 3, 4], one) for one in (server, held_by([own]))] == [3, 1]
+    assert [leading_blocks([[block_id]], server) for block_id in (1, 2, 3, 4)] == [1, 1, 1, 0]
+    assert [leading_blocks([[1, 2, 3, 4]], one) for one in (server, held_by([own]))] == [3, 1]
+
+
+def test_leading_when_blocks_have_two_names_then_each_counts_by_any_of_them():
+    """Of a salted prompt, what lies in the pool has another name than what lies in arena and store."""
+    rank = RankBlocks()
+    rank.stored([11, 13], "GPU")
+    rank.stored([22], ARENA)
+    rank.stored([24], STORE)
+    names = [[11, 12, 13, 14, 15], [21, 22, 23, 24, 25]]
+    assert leading_blocks(names, held_by([rank])) == 4
+    assert leading_blocks(names, held_in_memory([rank])) == 3
+    assert leading_blocks(names, held_in_arena([rank])) == 0

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from banyan.router.asked_prompt import Asked
-from banyan.router.blocks import ARENA, STORE, block_ids, pack
+from banyan.router.blocks import ARENA, STORE, block_ids, pack, salt_digests
 from banyan.router.description import Description, Source
 from banyan.router.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
 from banyan.router.fleet import Fleet, Server
@@ -118,6 +118,17 @@ def test_cached_when_a_namespace_keeps_prompts_apart_then_no_page_of_another(apa
     made = fleet(told())
     holds(made, 0, 0, 4)
     assert made.cached_tokens(Asked(Request(token_ids=TOKENS, **apart), TOKENS)) == [0]
+
+
+def test_cached_when_a_salted_prompt_is_in_pool_arena_and_store_then_all_of_it_counts():
+    """SGLang's events of the pool name its pages otherwise than Banyan's of arena and store."""
+    made, salted = fleet(told(), told()), Asked(Request(token_ids=TOKENS, cache_salt="s", namespace="s"), TOKENS)
+    pool_ids, key_ids = (block_ids(TOKENS, 16, digest) for digest in salt_digests("s"))
+    hears(made, 1, BlockStored(list(pool_ids[:1])), BlockStored(list(key_ids[:2]), ARENA))
+    hears(made, 1, BlockStored(list(key_ids[2:]), STORE))
+    assert made.cached_tokens(salted) == [0, 64]
+    place = made.take(salted)
+    assert (place.target.number, made.known_tokens(place, salted), made.tokens_in_memory(place, salted)) == (1, 64, 32)
 
 
 def test_cached_when_there_are_no_events_then_what_was_sent_and_never_more_than_the_prompt():

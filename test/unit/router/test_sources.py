@@ -10,7 +10,7 @@ import pytest
 
 from banyan.core import Address
 from banyan.router.asked_prompt import Asked
-from banyan.router.blocks import ARENA, STORE, block_ids, pack
+from banyan.router.blocks import ARENA, STORE, block_ids, pack, salt_digests
 from banyan.router.description import Description
 from banyan.router.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, EventFeed
 from banyan.router.fleet import Server
@@ -104,13 +104,20 @@ def test_source_when_not_all_is_known_then_nothing_is_said_of_nobody_and_what_is
     "asked",
     [
         Asked(Request(text=b"x" * 400)),
-        Asked(Request(token_ids=TOKENS, cache_salt="s", namespace="s"), TOKENS),
         Asked(Request(token_ids=TOKENS, namespace="lora"), TOKENS),
         Asked(Request(token_ids=TOKENS, num_others=1), TOKENS),
     ],
 )
 def test_source_when_its_pages_cannot_be_named_then_nothing_is_said(asked):
     assert source([lender(page_server, IDS) for page_server in PAGE_SERVERS], asked) is None
+
+
+def test_source_when_a_prompt_is_salted_then_its_own_pages_are_found_and_those_of_others_are_not():
+    key_ids = block_ids(TOKENS, PAGE, salt_digests("s")[-1])
+    others = [lender(PAGE_SERVERS[0], IDS), lender(PAGE_SERVERS[1], list(key_ids[:2]))]
+    salted = Asked(Request(token_ids=TOKENS, cache_salt="s", namespace="s"), TOKENS)
+    assert source(others, salted) == SourceHint((PAGE_SERVERS[1],))
+    assert source(others, salted, held_tokens=2 * PAGE) == NOBODY
 
 
 def test_source_when_the_server_asks_nobody_or_has_said_nothing_then_nothing_is_said():

@@ -13,7 +13,7 @@ import pytest
 from test.unit.router.fake_server import BLOCK_TOKENS, FakeServer, running, until
 
 from banyan.router import tenant_rules
-from banyan.router.blocks import block_ids, pack
+from banyan.router.blocks import block_ids, pack, salt_digests
 from banyan.router.events import BlockStored
 from banyan.router.settings import Settings, add_flags, take_flags
 from banyan.router.tenants import MOST_FILE_BYTES, Keys, Tenants
@@ -306,7 +306,7 @@ def test_prompt_when_two_tenants_have_sent_it_then_each_goes_where_its_own_pages
         async with serving(servers, path, policy="affinity") as rig:
             tokens = list(PROMPT.encode())
             for one, salt in zip(servers, (ACME, UMBRELLA), strict=True):
-                stored = list(block_ids(pack(tokens), BLOCK_TOKENS, salted(salt, None)))
+                stored = list(block_ids(pack(tokens), BLOCK_TOKENS, salt_digests(salted(salt, None))[0]))
                 await one.publishers[0].send(BlockStored(stored))
             await until(lambda: all(len(one.feeds[0].blocks) for one in rig.router.fleet.servers))
             for _ in range(3):
