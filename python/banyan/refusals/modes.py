@@ -33,6 +33,7 @@ class ModeFacts:
     attention_backend: str | None = None
     enable_page_major_kv_layout: bool = False
     kv_canary: str = "none"
+    elastic_ep_backend: str | None = None
 
     @property
     def is_context_parallel(self) -> bool:
@@ -112,6 +113,13 @@ _RULES: tuple[Rule[ModeFacts], ...] = (
         lambda f: (
             f"--kv-canary {f.kv_canary}: SGLang knows no canaries for Banyan's pools, and a fetched page brings none: "
             f"{OFF}"
+        ),
+    ),
+    Rule(
+        lambda f: f.elastic_ep_backend is not None,
+        lambda f: (
+            f"--elastic-ep-backend {f.elastic_ep_backend}: SGLang names pages by how many ranks take part, which "
+            f"changes and is not known where a request is placed: {OFF}"
         ),
     ),
 )

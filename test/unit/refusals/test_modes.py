@@ -17,6 +17,7 @@ BAD = {
     "enable_mis": (True, "--enable-mis"),
     "enable_page_major_kv_layout": (True, "--enable-page-major-kv-layout"),
     "kv_canary": ("raise", "--kv-canary raise"),
+    "elastic_ep_backend": ("mooncake", "--elastic-ep-backend mooncake"),
 }
 
 
