@@ -73,10 +73,11 @@ def states_of(place: Path) -> dict[str, str]:
     return {str(path): state_name(path.stat()) for path in paths if path.name not in WORDS_ALONE}
 
 
-def adapter_id(name: str, folder: Path) -> str:
+def adapter_id(name: str, folder: Path, modules: Collection[str]) -> str:
     """What requests for the adapter ``name`` in ``folder`` are known by: the same for the same content in any folder.
 
-    Page keys begin with it. Two names are two adapters to SGLang, so the name counts too.
+    Page keys begin with it. Two names are two adapters to SGLang, so the name counts too. ``modules``: to which SGLang
+    applies what is in its files.
 
     Raises:
         ValueError: when the folder holds no weights, or is not a folder.
@@ -87,6 +88,8 @@ def adapter_id(name: str, folder: Path) -> str:
         raise ValueError(f"{folder}: no weights ({', '.join(WEIGHT_SUFFIXES)}) to tell this adapter by")
     digest = hashlib.sha256()
     _add(digest, "name", name.encode())
+    for module in sorted(modules):
+        _add(digest, "module", module.encode())
     for path in files:
         with path.open("rb") as file:
             _add(digest, path.name, hashlib.file_digest(file, "sha256").digest())

@@ -425,9 +425,39 @@ def test_adapter_when_its_folder_has_another_content_then_its_id_is_another_and_
     assert told[0] == told[2] != told[1] and is_by_content(told[0])
 
 
+def test_adapter_when_another_one_brings_more_modules_then_its_id_is_another(tmp_path):
+    """SGLang applies what matches a module that any of the adapters is for, or else those of --lora-target-modules."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    for name, modules in (("a", ["q_proj"]), ("same", ["q_proj"]), ("more", ["q_proj", "o_proj"])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text(json.dumps({"target_modules": modules, "r": 4}))
+        (tmp_path / name / "adapter_model.safetensors").write_bytes(name.encode())
+
+    def told(names, *flags):
+        paths = [f"{name}={tmp_path / name}" for name in names]
+        flags = [
+            "--enable-lora",
+            "--lora-paths",
+            *paths,
+            "--max-lora-rank",
+            "4",
+            "--lora-backend",
+            "torch_native",
+            *flags,
+        ]
+        args = prepare_server_args(["--model-path", str(tmp_path), "--device", "cpu", "--enable-banyan", *flags])
+        args.resolve_once()
+        args.check_server_args()
+        return resolved_view(args).lora_paths[0].lora_id
+
+    alone = told(["a"])
+    assert is_by_content(alone) and told(["a", "same"]) == alone
+    assert told(["a", "more"]) != alone != told(["a"], "--lora-target-modules", "q_proj", "o_proj")
+
+
 def test_adapter_when_it_is_not_here_yet_then_sglang_names_it_and_the_log_says_so(tmp_path, caplog):
     adapter = LoRARef(lora_id="0f" * 16, lora_name="a", lora_path=str(tmp_path / "nowhere"))
-    assert adapters._told(adapter) is adapter
+    assert adapters._told(adapter, ()) is adapter
     assert "neither kept nor stored" in caplog.text
 
 

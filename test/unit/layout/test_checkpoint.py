@@ -78,6 +78,9 @@ def test_digest_when_there_are_no_weights_then_refused(tmp_path: Path) -> None:
         digest_of(tmp_path, None)
 
 
+MODULES = ["q_proj", "v_proj"]
+
+
 @pytest.fixture
 def adapter(tmp_path: Path) -> Path:
     (tmp_path / "adapter_config.json").write_text('{"r": 4}')
@@ -89,27 +92,33 @@ def test_adapter_when_its_folder_is_copied_then_it_is_the_same(adapter: Path, tm
     other = tmp_path_factory.mktemp("copy")
     for path in adapter.iterdir():
         (other / path.name).write_bytes(path.read_bytes())
-    told = adapter_id("a", adapter)
-    assert adapter_id("a", other) == told and is_by_content(told)
+    told = adapter_id("a", adapter, MODULES)
+    assert adapter_id("a", other, MODULES) == told and is_by_content(told)
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
 def test_adapter_when_one_byte_of_a_file_differs_then_it_is_another(adapter: Path, name: str) -> None:
-    before = adapter_id("a", adapter)
+    before = adapter_id("a", adapter, MODULES)
     content = bytearray((adapter / name).read_bytes())
     content[-1] ^= 1
     (adapter / name).write_bytes(content)
-    assert adapter_id("a", adapter) != before
+    assert adapter_id("a", adapter, MODULES) != before
 
 
 def test_adapter_when_it_has_another_name_then_it_is_another(adapter: Path) -> None:
-    assert adapter_id("a", adapter) != adapter_id("b", adapter)
+    assert adapter_id("a", adapter, MODULES) != adapter_id("b", adapter, MODULES)
+
+
+def test_adapter_when_it_is_applied_to_other_modules_then_it_is_another(adapter: Path) -> None:
+    told = adapter_id("a", adapter, MODULES)
+    assert adapter_id("a", adapter, MODULES[::-1]) == told
+    assert adapter_id("a", adapter, MODULES[:1]) != told != adapter_id("a", adapter, [*MODULES, "o_proj"])
 
 
 def test_adapter_when_there_are_no_weights_then_refused(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ValueError, match="no weights"):
-        adapter_id("a", tmp_path)
+        adapter_id("a", tmp_path, MODULES)
 
 
 def test_adapter_when_sglang_made_its_id_then_it_is_not_by_content() -> None:
@@ -121,6 +130,6 @@ def test_extra_key_when_it_holds_the_id_of_an_adapter_then_it_may_name_it(
     adapter: Path, around: tuple[str, str]
 ) -> None:
     before, behind = around
-    assert may_name_adapter(before + adapter_id("a", adapter) + behind)
+    assert may_name_adapter(before + adapter_id("a", adapter, MODULES) + behind)
     assert may_name_adapter(before + "0f" * 16 + behind, ["a1" * 16, "0f" * 16])
     assert not may_name_adapter(before + "content-" + "a" * 64 + behind, ["a1" * 16])

@@ -9,7 +9,9 @@ Adapters that are loaded later get an id of their own each time; their pages end
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -31,7 +33,9 @@ def after_check_server_args(result: None, server_args: Any) -> None:
         return
     # Before their content is looked at: they are loaded later.
     carried["noted"] += [model_files.note(adapter.lora_path) for adapter in adapters]
-    declare_resolution(server_args, "banyan", lora_paths=[_told(adapter) for adapter in adapters])
+    wanted = resolved_view(server_args).lora_target_modules
+    modules = wanted or {module for adapter in adapters for module in _modules(adapter)}
+    declare_resolution(server_args, "banyan", lora_paths=[_told(adapter, modules) for adapter in adapters])
 
 
 def named_by(extra_keys: Any, manager: Any) -> bool:
@@ -44,10 +48,21 @@ def named_by(extra_keys: Any, manager: Any) -> bool:
     return any(isinstance(extra_key, str) and may_name_adapter(extra_key, ids) for extra_key in asked)
 
 
-def _told(adapter: Any) -> Any:
+def _modules(adapter: Any) -> set[str]:
+    """What it says to be for. What else is in its files SGLang applies where another adapter is for it."""
+    try:
+        said = json.loads((model_files.folder_of(adapter.lora_path) / "adapter_config.json").read_bytes())
+        named = said["target_modules"]
+    except (OSError, ValueError, KeyError, TypeError):
+        # SGLang ends when it loads it.
+        return set()
+    return {named} if isinstance(named, str) else set(map(str, named))
+
+
+def _told(adapter: Any, modules: Collection[str]) -> Any:
     try:
         folder = model_files.folder_of(adapter.lora_path)
-        return msgspec.structs.replace(adapter, lora_id=adapter_id(adapter.lora_name, folder))
+        return msgspec.structs.replace(adapter, lora_id=adapter_id(adapter.lora_name, folder, modules))
     except (OSError, ValueError) as error:
         logger.warning(
             "banyan: pages of the adapter %s are shared while this server lives, and neither kept nor stored: %s",
