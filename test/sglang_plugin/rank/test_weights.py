@@ -442,7 +442,9 @@ def digest(kv_dtype="torch.bfloat16", **flags):
     return identity._config_digest(asked(**flags), kv_dtype)
 
 
-@pytest.mark.parametrize("flag", ["quantization_param_path", "decrypted_config_file", "rl_quant_profile"])
+@pytest.mark.parametrize(
+    "flag", ["quantization_param_path", "decrypted_config_file", "decrypted_draft_config_file", "rl_quant_profile"]
+)
 def test_namespace_when_a_file_that_a_flag_names_says_something_else_then_another_one(tmp_path, flag):
     digests = []
     for name, text in (("a", "1.0"), ("b", "1.0"), ("b", "2.0")):

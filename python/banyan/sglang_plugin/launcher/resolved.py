@@ -127,7 +127,7 @@ def _loaded(view: Any) -> Iterator[tuple[str | None, str | None]]:
     """What SGLang loads, by path and revision, and what a namespace is made of besides; adapters come later."""
     yield view.model_path, view.revision
     yield view.speculative_draft_model_path, view.speculative_draft_model_revision
-    for name in ("quantization_param_path", "decrypted_config_file", "rl_quant_profile"):
+    for name in ("quantization_param_path", "rl_quant_profile", "decrypted_config_file", "decrypted_draft_config_file"):
         yield getattr(view, name), None
 
 

@@ -23,8 +23,7 @@ from banyan.sglang_plugin import model_files, runtime
 from banyan.sglang_plugin.rank.store_access import weights_digest
 
 _TOLD_OTHERWISE = frozenset(
-    """model_path revision json_model_override_args dtype quantization quantization_param_path kv_cache_dtype
-    decrypted_draft_config_file""".split()
+    """model_path revision json_model_override_args dtype quantization quantization_param_path kv_cache_dtype""".split()
 )
 """By the digest of the weights, by the pool, or below."""
 
@@ -58,7 +57,7 @@ _BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention
 _UNSCALED = frozenset({"torch_native", "flex_attention"})
 """These write FP8 as if there were no scales; all others divide by them."""
 
-_NAME_FILES = frozenset({"decrypted_config_file", "rl_quant_profile"})
+_NAME_FILES = frozenset({"decrypted_config_file", "decrypted_draft_config_file", "rl_quant_profile"})
 """What such a file says counts, not where it lies."""
 
 
