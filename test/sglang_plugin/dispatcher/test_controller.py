@@ -148,7 +148,13 @@ def test_probe_when_the_whole_prompt_is_cached_then_its_last_token_is_left_to_co
 
 
 @pytest.mark.parametrize(
-    "content", [{"input_embeds": [[0.5]]}, {"mm_inputs": object()}, {"need_wait_for_mm_inputs": True}]
+    "content",
+    [
+        {"input_embeds": [[0.5]]},
+        {"mm_inputs": object()},
+        {"need_wait_for_mm_inputs": True},
+        {"positional_embed_overrides": object()},
+    ],
 )
 def test_probe_when_tokens_are_not_all_of_the_prompt_then_it_does_not_look(node, content):
     rank_table, ranks = node

@@ -8,6 +8,7 @@ class Matched:
     """What the rule reads of a request, as it is where nothing is asked of the prompt."""
 
     dllm_config, return_logprob, logprob_start_len, cache_salt, session = None, False, -1, None, None
+    positional_embed_overrides = None
     _compute_max_prefix_len = Req._compute_max_prefix_len
 
     def is_dllm(self):

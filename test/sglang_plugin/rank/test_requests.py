@@ -60,6 +60,13 @@ def test_chain_when_pages_enter_the_tree_then_it_is_their_requests_with_its_answ
     assert requests.inserted_chain(PAGE) is None, "the insertion is over"
 
 
+def test_keys_when_a_request_brings_vectors_for_some_of_its_tokens_then_nothing_is_looked_up_for_it():
+    """SGLang matches it against nothing, and puts none of its pages into its tree."""
+    plain, told = Req("a"), Req("b", positional_embed_overrides=object())
+    assert len(requests.prompt_keys(requests.id_of(plain), PAGE)) == 3
+    assert requests.prompt_keys(requests.id_of(told), PAGE) is None
+
+
 @pytest.mark.parametrize(
     ("lora_id", "is_lasting"), [(None, True), ("a" * 32, False), ("banyan-adapter-" + "a" * 64, True)]
 )

@@ -80,6 +80,8 @@ def cached_as(req: Any) -> Sequence[int] | None:
     """
     if not req.input_ids or req.input_embeds is not None or req.need_wait_for_mm_inputs:
         return None
+    if req.positional_embed_overrides is not None:
+        return None
     if req.mm_inputs is None:
         tokens: Sequence[int] = req.input_ids
         return tokens

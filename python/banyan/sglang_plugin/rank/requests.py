@@ -164,9 +164,10 @@ def record_fetch(fetch: Fetch) -> None:
 
 
 def prompt_keys(request: str, page_tokens: int) -> list[str] | None:
-    """The keys of all pages that a cache may supply for this request; None when it has none that Banyan could know."""
+    """The keys of all pages that a cache may supply for this request; None when it has none that Banyan could know, or
+    brings vectors for some of its tokens, for which SGLang takes nothing from its cache."""
     req = _by_id.get(request)
-    if req is None:
+    if req is None or req.positional_embed_overrides is not None:
         return None
     tokens = req.origin_input_ids
     num_tokens = cacheable_tokens(len(tokens), page_tokens, _tokens_ahead)

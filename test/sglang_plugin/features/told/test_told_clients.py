@@ -155,7 +155,13 @@ def test_action_when_malformed_then_400_and_no_rank_hears_of_it(manager, payload
 
 
 @pytest.mark.parametrize(
-    "more", [{"lora_id": "x"}, {"mm_inputs": object()}, {"session_params": SimpleNamespace(id="talk", rid=None)}]
+    "more",
+    [
+        {"lora_id": "x"},
+        {"mm_inputs": object()},
+        {"session_params": SimpleNamespace(id="talk", rid=None)},
+        {"positional_embed_overrides": object()},
+    ],
 )
 def test_pin_when_its_prompt_is_more_than_tokens_then_400(manager, more):
     with pytest.raises(BadRequest, match="not known by its tokens"):

@@ -167,5 +167,6 @@ def _session_of(tokenized: Any) -> str | None:
 
 def _is_known_by_tokens(tokenized: Any) -> bool:
     """Whether tokens, salt and extra key name the prompt's pages. What a session's turn continues, its rank knows."""
-    has_more = any(getattr(tokenized, field, None) is not None for field in ("mm_inputs", "lora_id", "session_params"))
+    beside = ("mm_inputs", "lora_id", "session_params", "positional_embed_overrides")
+    has_more = any(getattr(tokenized, field, None) is not None for field in beside)
     return not has_more and tokenized.input_ids is not None
