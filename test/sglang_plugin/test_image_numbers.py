@@ -5,12 +5,13 @@ where KV does."""
 import numpy as np
 import pytest
 import torch
-from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem
+from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, MultimodalProcessorOutput
 from test.sglang_plugin.rank.hooked import hooked
 
 from banyan.sglang_plugin import runtime
 
 TARGET = "sglang.srt.managers.schedule_batch.MultimodalDataItem.set_pad_value"
+RECEIVED = "sglang.srt.multimodal.processors.base_processor.BaseMultimodalProcessor.get_validated_mm_data"
 PLAIN = torch.ones(32, 12)
 UPRIGHT, ACROSS = torch.tensor([[1, 8, 4]]), torch.tensor([[1, 4, 8]])
 
@@ -71,3 +72,23 @@ def test_item_when_it_is_asked_again_then_it_stays_as_it_is():
     before = item.padding_values()
     make(item)
     assert item.padding_values() == before
+
+
+def test_item_when_an_encoder_elsewhere_has_seen_it_then_its_positions_tell_it_from_one_of_another_shape():
+    def received(rows, named=None):
+        """What stands for two pictures, the first of so many rows, of eight tokens each."""
+        items = [
+            MultimodalDataItem(modality=Modality.IMAGE, offsets=[span], precomputed_embeddings=PLAIN[:8], hash=named)
+            for span in ((2, 9), (12, 19))
+        ]
+        positions = torch.arange(20).repeat(3, 1)
+        positions[1, 2:10] = torch.arange(8) // (8 // rows)
+        sent = MultimodalProcessorOutput(mm_items=items, mrope_positions=positions)
+        hooked(RECEIVED, lambda processor, prompt, embeddings: sent)(None, "", {})
+        for item in items:
+            hooked(TARGET, MultimodalDataItem.set_pad_value)(item)
+        return [item.padding_values() for item in items]
+
+    upright, across = received(rows=4), received(rows=2)
+    assert upright[0] != across[0] and upright[1] == across[1] and upright == received(rows=4)
+    assert received(rows=4, named=7) == received(rows=2, named=7)

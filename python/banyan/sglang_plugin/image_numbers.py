@@ -33,6 +33,18 @@ def around_set_pad_value(original: Callable[[Any], None], item: Any) -> None:
         item.set_hash(int.from_bytes(digest[:8], "big"))
 
 
+def after_get_validated_mm_data(sent: Any, *args: Any, **kwargs: Any) -> None:
+    """What an encoder elsewhere has sent says what pictures become, and no shape: their positions say as much of it as
+    KV depends on."""
+    if sent.mrope_positions is None or not runtime.is_sharing():
+        return
+    for item in sent.mm_items:
+        digest = hashlib.sha256()
+        for start, end in item.offsets or ():
+            digest.update(sent.mrope_positions[:, start : end + 1].contiguous().cpu().numpy().tobytes())
+        item.set("banyan_positions", int.from_bytes(digest.digest()[:8], "big", signed=True))
+
+
 def _beside(item: Any) -> Iterator[bytes]:
     """What an item says beside its pixels, each with its name."""
     for name, value in sorted(item.model_specific_data.items()):
