@@ -57,7 +57,7 @@ class Until(StrEnum):
     LATE = "late"
     ABORTED = "aborted"
     INACTIVE = "inactive"
-    """A rank that was waited for is no longer active; the policy has chosen anew."""
+    """A rank that was waited for is no longer active, or stands still; the policy has chosen anew."""
     FAILED = "failed"
     """It could not be told whether the wait was over; the log says why."""
 

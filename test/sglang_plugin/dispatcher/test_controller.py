@@ -344,7 +344,7 @@ def test_session_of_when_the_client_names_it_by_the_way_only_then_that_is_it():
 def dispatching(rank_table, monkeypatch, sent, read_snapshots=list, *, tokens_ahead=0, enable_metrics=False, **flags):
     """SGLang's controller with Banyan in front; what it sends, and where to, is in ``sent``."""
     rank_table.agree_on_page_tokens(PAGE)
-    config, verified = Config(policy="lmetric", **flags), []
+    config, verified = Config(**{"policy": "lmetric", **flags}), []
     monkeypatch.setattr(controller.seams, "verify", verified.append)
     monkeypatch.setattr(runtime, "config", lambda: config)
     monkeypatch.setattr(runtime, "server_id", lambda: "id")
@@ -428,10 +428,10 @@ def test_dispatch_when_the_server_s_health_is_checked_then_each_rank_in_turn_and
         fake.dispatch_health_check(request([0]))
     assert sent == [0, 1, 0, 1]
     fake.banyan_watchdog.look(time.monotonic() + SILENCE_S)
-    assert silent == [1], "nobody has asked for anything else"
+    assert silent == [{1}], "nobody has asked for anything else"
     fake._active_workers = [0]
     fake.banyan_watchdog.look(time.monotonic() + 2 * SILENCE_S)
-    assert silent == [1, 0], "SGLang has taken it out"
+    assert silent == [{1}, set()], "SGLang has taken it out"
     fake._active_workers = []
     fake.dispatch_health_check(request([0]))
     assert sent[-1] is None, "SGLang says so"
@@ -446,6 +446,39 @@ def test_dispatch_when_a_rank_stands_still_then_metrics_say_so_though_no_rank_sh
     fake.banyan_watchdog.look(time.monotonic() + SILENCE_S)
     assert [call.args for call in shown.return_value.set.call_args_list] == [(0,), (1,)]
     assert node[0].num_silent == 1
+
+
+@pytest.mark.parametrize("policy", ["lmetric", "round_robin", "session_sticky"])
+def test_dispatch_when_an_idle_rank_stands_still_then_what_may_go_to_a_busy_one_does(node, monkeypatch, policy):
+    sent, reports = [], [LoadSnapshot(timestamp=time.time(), dp_rank=0, num_running_reqs=64)]
+    fake = dispatching(node[0], monkeypatch, sent, lambda: reports, policy=policy)
+    fake._active_workers = [0, 1]
+    fake.dispatching(request(range(16), session_id="a", routed_dp_rank=1))
+    turns = {
+        name: request(range(16), session_params=SessionParams(id=name), session_id=name) for name in map(str, range(8))
+    }
+    for turn in turns.values():
+        fake.dispatching(turn)
+    homes, reports[:] = {name: turn.routed_dp_rank for name, turn in turns.items()}, []
+    assert set(homes.values()) == {0, 1}
+    reports.append(LoadSnapshot(timestamp=time.time(), dp_rank=0, num_running_reqs=64))
+    fake.banyan_watchdog.look(time.monotonic() + 2 * SILENCE_S)
+    sent.clear()
+    for _ in range(40):
+        fake.dispatching(request(range(16), session_id="a"))
+    assert set(sent) == {0}
+    for _ in range(2):
+        fake.dispatch_health_check(request([0]))
+    assert sent[-2:] == [0, 1], "it is asked whether it goes on"
+    for name, home in homes.items():
+        again = request(range(16), session_params=SessionParams(id=name))
+        fake.dispatching(again)
+        assert again.routed_dp_rank == home, "no other rank knows its turns"
+    fake.dispatching(request(range(16), routed_dp_rank=1))
+    assert sent[-1] == 1, "the client has said so"
+    fake._active_workers = [1]
+    fake.dispatching(request(range(16)))
+    assert sent[-1] == 1, "there is no other"
 
 
 def test_dispatch_when_placing_a_check_of_health_fails_then_sglang_sends_it_and_the_fault_is_counted(node, monkeypatch):

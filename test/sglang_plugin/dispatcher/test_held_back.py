@@ -100,10 +100,12 @@ def test_held_when_it_takes_too_long_then_it_goes_without():
     rig.ended(req, "late")
 
 
-def test_held_when_the_rank_is_no_longer_active_then_another_one_has_it():
+@pytest.mark.parametrize(("active", "silent"), [((1,), set()), (BOTH, {0})], ids=["taken out", "silent"])
+def test_held_when_the_rank_is_no_longer_active_then_another_one_has_it(active, silent):
     rig = Rig()
     req = rig.begin()
-    rig.held_back.send_on((1,))
+    rig.placer.silent = silent
+    rig.held_back.send_on(active)
     rig.ended(req, "inactive")
     assert req.routed_dp_rank == 1
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import zmq
@@ -75,28 +75,34 @@ def after_init_dispatcher(result: None, controller: Any) -> None:
         controller.dispatch_health_check = send_check_placed
     controller.banyan_held = held_back
     controller.banyan_watchdog = RankWatchdog(
-        lambda now_s: placer.unheard_s(now_s, controller._active_workers), _teller_of_silence(controller, rank_table)
+        lambda now_s: placer.unheard_s(now_s, controller._active_workers),
+        _teller_of_silence(controller, rank_table, placer),
     )
     faults.hush(controller.banyan_watchdog, "look")
 
 
-def _teller_of_silence(controller: Any, rank_table: _native.RankTable) -> Callable[[int], None]:
-    """What takes how many ranks stand still. ``/metrics`` has it from here: such a rank shows nothing any more, and
-    where ranks step together none does."""
+def _teller_of_silence(controller: Any, rank_table: _native.RankTable, placer: Placer) -> Callable[[Set[int]], None]:
+    """What takes which ranks stand still. ``/metrics`` has it from here: such a rank shows nothing any more, and where
+    ranks step together none does."""
+
+    def tell(silent: Set[int]) -> None:
+        placer.silent = silent
+        rank_table.set_num_silent(len(silent))
+
     if not controller.server_args.enable_metrics:
-        return rank_table.set_num_silent
+        return tell
     # Not at the top: the library chooses its storage on import, from what SGLang has put into the environment.
     from prometheus_client import Gauge
 
     series = SERIES["num_silent_ranks"]
     gauge = Gauge(series.name, series.text, multiprocess_mode="mostrecent")
 
-    def tell(num_ranks: int) -> None:
-        rank_table.set_num_silent(num_ranks)
-        gauge.set(num_ranks)
+    def tell_and_show(silent: Set[int]) -> None:
+        tell(silent)
+        gauge.set(len(silent))
 
-    tell(0)
-    return tell
+    gauge.set(0)
+    return tell_and_show
 
 
 def _rank_table(controller: Any) -> _native.RankTable:

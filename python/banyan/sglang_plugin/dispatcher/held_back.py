@@ -101,7 +101,7 @@ class HeldBack:
 
     def _until(self, held: _Held, active: Collection[int]) -> Until | None:
         """Why its wait is over; None while it is not."""
-        if held.wait.rank not in active:
+        if held.wait.rank not in self._placer.heard(active):
             return Until.INACTIVE
         found = self._placer.look_up(held.req)
         if found.held_by(held.wait.rank) >= held.wait.num_tokens:

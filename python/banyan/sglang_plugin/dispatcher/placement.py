@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from typing import Any
 
 from banyan.routing import (
@@ -33,7 +33,8 @@ from banyan.sglang_plugin.kv_hints import payload_of, session_of, with_action
 class Placer:
     """Gives every generation request a hint and, unless SGLang is to choose, a rank.
 
-    ``dispatcher`` is None when SGLang's own method chooses. ``read_snapshots`` gives SGLang's load snapshots.
+    ``dispatcher`` is None when SGLang's own method chooses. ``read_snapshots`` gives SGLang's load snapshots. Ranks
+    that are ``silent`` get nothing that may go elsewhere, unless all are.
     """
 
     def __init__(
@@ -52,6 +53,11 @@ class Placer:
         self._num_checks = 0
         self._taken: dict[int, tuple[float, float]] = {}
         """Of each rank's latest snapshot its own stamp, and when it was taken."""
+        self.silent: Set[int] = frozenset()
+
+    def heard(self, active: Collection[int]) -> Collection[int]:
+        """Those to choose from."""
+        return [rank for rank in active if rank not in self.silent] or active
 
     def place_check(self, check: Any, active: Sequence[int]) -> None:
         """Name the rank of a check of the server's health, each in turn as SGLang does, and count it: also of a rank
@@ -122,7 +128,7 @@ class Placer:
         if _session_rank(req, active) is not None:
             return None
         prompt = _prompt_of(req, found, session_of(req))
-        return dispatcher.wait(prompt, active, time.monotonic(), policy=self._policy(policy_name))
+        return dispatcher.wait(prompt, self.heard(active), time.monotonic(), policy=self._policy(policy_name))
 
     def _choose(
         self,
@@ -143,7 +149,7 @@ class Placer:
         if req.routed_dp_rank is None:
             home = _session_rank(req, active)
             if home is None:
-                choice = dispatcher.place(prompt, active, now_s, policy=self._policy(policy_name))
+                choice = dispatcher.place(prompt, self.heard(active), now_s, policy=self._policy(policy_name))
             else:
                 dispatcher.count(prompt, home, now_s)
                 choice = Choice(home, Reason.SESSION)

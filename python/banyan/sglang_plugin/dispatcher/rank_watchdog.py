@@ -3,7 +3,7 @@
 
 Invariants
   1. Each is told once in the log when it falls silent, and once when it is heard again or taken out.
-  2. Nothing is decided here: requests that are free to go elsewhere do so by what is on its way to each rank.
+  2. ``tell`` hears each change. What follows from it is decided elsewhere: ``Placer`` places nothing at them.
 
 States of a rank: heard -> silent -> heard. Dispatcher process only, one thread.
 """
@@ -11,7 +11,7 @@ States of a rank: heard -> silent -> heard. Dispatcher process only, one thread.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 
 logger = logging.getLogger("banyan")
 
@@ -23,9 +23,9 @@ first ones that compile something, may take longer."""
 
 class RankWatchdog:
     """``unheard_s`` gives, at a time by the clock of the reports, how long each rank has not reported what it was sent;
-    ``tell`` takes how many are silent."""
+    ``tell`` takes who is silent."""
 
-    def __init__(self, unheard_s: Callable[[float], Mapping[int, float]], tell: Callable[[int], None]) -> None:
+    def __init__(self, unheard_s: Callable[[float], Mapping[int, float]], tell: Callable[[Set[int]], None]) -> None:
         self._unheard_s = unheard_s
         self._tell = tell
         self._silent: frozenset[int] = frozenset()
@@ -49,4 +49,4 @@ class RankWatchdog:
         for rank in sorted(self._silent - silent):
             logger.warning("banyan: rank %d reports again, or SGLang has taken it out", rank)
         self._silent = silent
-        self._tell(len(silent))
+        self._tell(silent)
