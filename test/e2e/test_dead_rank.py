@@ -2,11 +2,14 @@
 """A rank's process that is killed takes its server down at once and with a reason, instead of leaving requests without
 an answer. One that stands still is named."""
 
+import contextlib
+import fcntl
 import os
 import signal
 import time
 import urllib.error
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from test.e2e.conftest import Client, until
@@ -40,9 +43,13 @@ def test_server_when_a_rank_stands_still_then_log_probes_and_metrics_say_so_and_
         client = Client(server)
         client.generate(prompt(100, 1), rank=1)
         (pid,) = [member["pid"] for member in client.ranks()[0]["peers"]]
-        with ThreadPoolExecutor(1) as pool:
+        with ThreadPoolExecutor(1) as pool, open(path_of_loads(pid)) as loads:
             os.kill(pid, signal.SIGSTOP)
             try:
+                # As if it had been about to tell its load, which it may have been.
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(loads, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                client.generate(prompt(100, 4), rank=0)
                 stuck = pool.submit(client.generate, prompt(100, 2), rank=1)
                 until(
                     lambda: "rank 1 has requests and has not reported" in server.log_path.read_text(),
@@ -53,12 +60,21 @@ def test_server_when_a_rank_stands_still_then_log_probes_and_metrics_say_so_and_
                 until(lambda: num_silent(client) == 1.0)
                 with pytest.raises(Unanswered, match="do not report: 1"):
                     top.look(server.url, None)
-                client.generate(prompt(60, 3))
+                for seed in range(8):
+                    client.generate(prompt(60, 10 + seed))
             finally:
                 os.kill(pid, signal.SIGCONT)
             assert len(stuck.result(PATIENCE_S)[0]) == 12
         until(lambda: "rank 1 reports again" in server.log_path.read_text(), timeout_s=3 * PATIENCE_S)
         assert health(client, "/health_ranks") == 200
+
+
+def path_of_loads(pid):
+    """Of the file in which all ranks tell their load, under one lock."""
+    (path,) = {
+        line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "sglang_loads" in line
+    }
+    return path
 
 
 def health(client, path):
