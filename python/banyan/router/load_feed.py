@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Annotated
 
 import msgspec
 import zmq
 import zmq.asyncio
 
 from banyan.decoding import decoded
-from banyan.router.description import Source
+from banyan.router.description import MOST, Source
 from banyan.routing import LoadReport, report_of
 
 logger = logging.getLogger("banyan.router")
@@ -23,20 +24,22 @@ logger = logging.getLogger("banyan.router")
 
 MAX_MESSAGE_BYTES = 64 << 10
 
+Number = Annotated[int, msgspec.Meta(le=MOST)]
+
 
 class LoadStat(msgspec.Struct, array_like=True, tag=True, gc=False):
     """A rank's load in the order of the wire, by the names of SGLang's snapshot; SGLang adds fields at its end."""
 
-    num_running_reqs: int
-    num_waiting_reqs: int
-    num_used_tokens: int
-    max_total_num_tokens: int
+    num_running_reqs: Number
+    num_waiting_reqs: Number
+    num_used_tokens: Number
+    max_total_num_tokens: Number
     dp_rank: int | None = None
-    num_waiting_uncached_tokens: int = 0
-    num_total_tokens: int = 0
-    max_running_requests: int = 0
-    total_prefill_uncached_tokens: int = 0
-    total_prefill_busy_us: int = 0
+    num_waiting_uncached_tokens: Number = 0
+    num_total_tokens: Number = 0
+    max_running_requests: Number = 0
+    total_prefill_uncached_tokens: Number = 0
+    total_prefill_busy_us: Number = 0
 
 
 _decoder = msgspec.msgpack.Decoder(LoadStat)

@@ -25,6 +25,9 @@ PIECE_TOKENS = PIECE_BYTES // BYTES_PER_TOKEN
 DEFAULT_CAPACITY_TOKENS = 1 << 22
 """For a target that does not say how much it has room for."""
 
+MOST_TOKENS = 1 << 25
+"""That are remembered of one target, whatever it says: 100 MB. In 128 GB so many tokens would have 4 KB each."""
+
 
 def piece_ids(prompt: bytes, namespace: bytes = b"") -> Iterator[bytes]:
     """Ids of the full pieces. Different namespaces have no id in common."""
@@ -42,7 +45,7 @@ class SentPieces:
 
     def has_room_for(self, capacity_tokens: int) -> None:
         """So much is what the target holds."""
-        self._pieces.most = max(1, capacity_tokens // PIECE_TOKENS)
+        self._pieces.most = max(1, min(capacity_tokens, MOST_TOKENS) // PIECE_TOKENS)
 
     def __len__(self) -> int:
         return len(self._pieces)

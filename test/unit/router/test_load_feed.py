@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from test.unit.router.fake_server import FakeServer, running
 
+from banyan.router.description import MOST
 from banyan.router.load_feed import read_load
 from banyan.routing import LoadReport
 
@@ -38,7 +39,10 @@ def test_read_when_sglang_has_added_fields_then_they_are_passed_over():
     assert read_load(msgspec.msgpack.encode([*WIRE, 1, "new"]), 5.0) == read_load(msgspec.msgpack.encode(WIRE), 5.0)
 
 
-@pytest.mark.parametrize("payload", [b"", b"\xff", msgspec.msgpack.encode(["Other", *WIRE[1:]]), WIRE[:3]])
+HUGE = ["LoadStat", 3, 2, 1000, MOST + 1, 0]
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xff", msgspec.msgpack.encode(["Other", *WIRE[1:]]), WIRE[:3], HUGE])
 def test_read_when_it_is_no_load_then_said(payload):
     with pytest.raises(msgspec.DecodeError):
         read_load(msgspec.msgpack.encode(payload) if isinstance(payload, list) else payload, 5.0)

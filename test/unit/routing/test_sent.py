@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from banyan.routing import sent as sent_module
 from banyan.routing.sent import PIECE_BYTES, PIECE_TOKENS, SentPieces, piece_ids
 
 
@@ -32,3 +33,11 @@ def test_sent_when_there_is_no_more_room_then_the_oldest_goes_and_fronts_go_last
     assert len(sent) == 3
     assert sent.leading_tokens(old) == PIECE_TOKENS
     assert sent.leading_tokens(new) == 2 * PIECE_TOKENS
+
+
+def test_sent_when_a_target_says_that_it_has_room_for_anything_then_what_is_remembered_is_bounded(monkeypatch):
+    monkeypatch.setattr(sent_module, "MOST_TOKENS", 4 * PIECE_TOKENS)
+    sent = SentPieces()
+    sent.has_room_for(1 << 53)
+    sent.sent(pieces(b"x" * (9 * PIECE_BYTES)))
+    assert len(sent) == 4
