@@ -438,8 +438,8 @@ class PrefixCache(Generic[Request]):
             self._counters.copy_us += round(batch.copy.copy_s * 1e6)
             if batch.has_landed:
                 self._planner.moved(batch.fetches, batch.copy.copy_s)
-        for kind, num_pages, read_s in self._full.supply.take_unfollowed():
-            self._planner.was_read(kind, num_pages, read_s)
+        for came, read_s in self._full.supply.take_unfollowed():
+            self._planner.was_read(came, read_s)
 
     def _detach(self, batch: _Batch) -> None:
         for kind, held in self._held_of(batch):

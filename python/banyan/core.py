@@ -42,6 +42,10 @@ class SourceKind(Enum):
     REMOTE = "remote"
 
 
+Supplier = SourceKind | str
+"""A kind of source, or of the remote ones the node, by its address: each has a rate of its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """Neighbouring pages of a prompt at one kind of source. ``origin`` names the node of remote ones."""
@@ -49,6 +53,10 @@ class Run:
     kind: SourceKind
     num_pages: int
     origin: str = ""
+
+    @property
+    def supplier(self) -> Supplier:
+        return self.origin or self.kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from banyan import _native
-from banyan.core import Fetch, Outcome, Refusal, SourceKind
+from banyan.core import Fetch, Outcome, Refusal, Run
 
 Clock = Callable[[], int]
 """Monotonic time in nanoseconds. The simulator has its own."""
@@ -246,9 +246,9 @@ Request = TypeVar("Request", bound=AskingRequest, contravariant=True)
 class FetchPlanner(Protocol[Request]):
     """Decides what is worth reading, and is told what becomes of every fetch."""
 
-    def num_to_read(self, request: Request, num_missing: int, num_found: int, kind: SourceKind, /) -> int:
-        """Of the ``num_missing`` last pages of the prompt the store, or another node, has ``num_found``, from the first
-        on: how many to read."""
+    def num_to_read(self, request: Request, num_missing: int, found: Run, /) -> int:
+        """Of the ``num_missing`` last pages of the prompt the store, or another node, has ``found``, from the first on:
+        how many to read."""
 
     def became(self, request: str, outcome: Outcome) -> None:
         """What became of a request's fetch so far."""
@@ -262,8 +262,8 @@ class FetchPlanner(Protocol[Request]):
     def moved(self, fetches: Sequence[Fetch], copy_s: float) -> None:
         """The copy of fetches that landed has ended, after so long."""
 
-    def was_read(self, kind: SourceKind, num_pages: int, read_s: float) -> None:
-        """So many pages came from a source in ``read_s``, before any fetch wanted them: no copy tells."""
+    def was_read(self, came: Run, read_s: float) -> None:
+        """These came from a source in ``read_s``, before any fetch wanted them: no copy tells."""
 
 
 class Elsewhere(Protocol):

@@ -12,7 +12,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from banyan.arena.prefetch import InFlightRead, Prefetch
-from banyan.core import Refusal, Run, SourceKind
+from banyan.core import Refusal, Run
 from banyan.ports import Copy, Frames, Lease, Match, Peers
 
 
@@ -157,7 +157,7 @@ class Supply:
             assert self.prefetch is not None
             self.prefetch.detach(in_flight_read)
 
-    def take_unfollowed(self) -> Sequence[tuple[SourceKind, int, float]]:
+    def take_unfollowed(self) -> Sequence[tuple[Run, float]]:
         """Reads that no copy has followed, as ``Prefetch`` has them."""
         return () if self.prefetch is None else self.prefetch.take_unfollowed()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from banyan.arena.prefetch import Prefetch
 from banyan.cache import PrefixCache
-from banyan.core import Fetch, Outcome, Refusal, SourceKind
+from banyan.core import Fetch, Outcome, Refusal, Run
 from banyan.layout import Layout, MemberSlots
 from banyan.planner import RequestFacts
 from banyan.restorable import KindPages, WindowPages
@@ -27,8 +27,8 @@ class Notes:
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
 
-    def num_to_read(self, request: RequestFacts, num_missing: int, num_found: int, kind: SourceKind, /) -> int:
-        return num_found
+    def num_to_read(self, request: RequestFacts, num_missing: int, found: Run, /) -> int:
+        return found.num_pages
 
     def became(self, request: str, outcome: Outcome) -> None:
         self.told.append((request, outcome))
@@ -42,8 +42,8 @@ class Notes:
     def moved(self, fetches: Sequence[Fetch], copy_s: float) -> None:
         self.told.append(("moved", tuple(fetches)))
 
-    def was_read(self, kind: SourceKind, num_pages: int, read_s: float) -> None:
-        self.told.append(("was_read", kind, num_pages))
+    def was_read(self, came: Run, read_s: float) -> None:
+        self.told.append(("was_read", came))
 
 
 def request(rid: str) -> RequestFacts:

@@ -21,14 +21,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from banyan.core import SourceKind
+from banyan.core import Run
 
-Worth = Callable[[int, int, SourceKind], int]
-"""Of the ``num_missing`` last pages of a prompt a source has ``num_found``, from the first on: how many to read."""
+Worth = Callable[[int, Run], int]
+"""Of the ``num_missing`` last pages of a prompt a source has ``found``, from the first on: how many to read."""
 
 
-def all_that_is_found(num_missing: int, num_found: int, kind: SourceKind) -> int:
-    return num_found
+def all_that_is_found(num_missing: int, found: Run) -> int:
+    return found.num_pages
 
 
 @dataclass(frozen=True, slots=True)

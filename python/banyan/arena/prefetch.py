@@ -123,7 +123,7 @@ class Prefetch:
         self._has_told = False
         self._readings: list[_Reading] = []
         self._left_behind: list[_Reading] = []
-        self._unfollowed: deque[tuple[SourceKind, int, float]] = deque(maxlen=MOST_UNFOLLOWED)
+        self._unfollowed: deque[tuple[Run, float]] = deque(maxlen=MOST_UNFOLLOWED)
         self._place_of: dict[str, tuple[_Reading, int]] = {}
         self.version = 0
         """Changes whenever ``arriving`` could answer differently."""
@@ -181,7 +181,7 @@ class Prefetch:
         # A page that failed is read again only when its first read is over.
         num_idle = sum(1 for _ in takewhile(lambda key: key not in self._place_of, keys))
         num_found = min(num_idle, found.num_pages)
-        num_wanted = worth(len(keys), num_found, kind) if num_found else 0
+        num_wanted = worth(len(keys), Run(kind, num_found, origin)) if num_found else 0
         if not num_wanted:
             return
         room = min(num_wanted, self._max_pages - len(self._place_of))
@@ -323,9 +323,10 @@ class Prefetch:
         self._residency.publish([frames[position] for position in good], [keys[position] for position in good])
         self._counters.add(f"{_WORDS[reading.kind]}_pages", len(good))
         if not reading.was_followed:
-            self._unfollowed.append((reading.kind, len(keys) - len(lost), reading.read.read_s))
+            came = Run(reading.kind, len(keys) - len(lost), reading.origin)
+            self._unfollowed.append((came, reading.read.read_s))
 
-    def take_unfollowed(self) -> Sequence[tuple[SourceKind, int, float]]:
+    def take_unfollowed(self) -> Sequence[tuple[Run, float]]:
         """Reads that have landed since the last call and were copied by nobody: pages that came, in so many seconds."""
         unfollowed = list(self._unfollowed)
         self._unfollowed.clear()

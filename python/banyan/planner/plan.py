@@ -21,7 +21,7 @@ from operator import attrgetter
 
 import msgspec
 
-from banyan.core import Run, SourceKind
+from banyan.core import Run, SourceKind, Supplier
 from banyan.layout import cacheable_tokens
 from banyan.pacing.correction import length_class
 from banyan.planner.move_rates import MoveRates
@@ -134,8 +134,8 @@ class Pricing:
         assert forward is not None, "known for recomputing, known for what is shorter"
         compute_us, compute_error_us, first_us = forward
         move_us = move_error_us = 0.0
-        for kind, num_tokens in self._brought(tail, num_pages):
-            move = self._rates.expected(kind, num_tokens)
+        for supplier, num_tokens in self._brought(tail, num_pages):
+            move = self._rates.expected(supplier, num_tokens)
             if move is None:
                 return None
             move_us += move[0]
@@ -149,21 +149,21 @@ class Pricing:
         error_us += abs(compute_us * shared - compute_error_us)
         return Estimated(num_pages, move_us, first_us, compute_us, total_us, error_us)
 
-    def measures(self, tail: Tail, num_pages: int) -> set[tuple[SourceKind, int]]:
+    def measures(self, tail: Tail, num_pages: int) -> set[tuple[Supplier, int]]:
         """Which of the measured rates a move of the first ``num_pages`` goes by, and teaches."""
-        return {(kind, length_class(num_tokens)) for kind, num_tokens in self._brought(tail, num_pages)}
+        return {(supplier, length_class(num_tokens)) for supplier, num_tokens in self._brought(tail, num_pages)}
 
     def measure_anew(self, tail: Tail, num_pages: int) -> None:
         """What the next such move takes counts as if it were the first."""
-        for kind, num_tokens in self._brought(tail, num_pages):
-            self._rates.measure_anew(kind, num_tokens)
+        for supplier, num_tokens in self._brought(tail, num_pages):
+            self._rates.measure_anew(supplier, num_tokens)
 
-    def _brought(self, tail: Tail, num_pages: int) -> list[tuple[SourceKind, int]]:
-        """What a move of the first ``num_pages`` brings, by source."""
-        brought = list(_tokens_by_kind(tail, num_pages))
+    def _brought(self, tail: Tail, num_pages: int) -> list[tuple[Supplier, int]]:
+        """What a move of the first ``num_pages`` brings, by supplier."""
+        brought = list(_tokens_by_supplier(tail, num_pages))
         if self._fixed_tokens and brought:
-            kind, num_tokens = brought[-1]
-            brought[-1] = kind, num_tokens + self._fixed_tokens
+            supplier, num_tokens = brought[-1]
+            brought[-1] = supplier, num_tokens + self._fixed_tokens
         return brought
 
     def best(
@@ -221,12 +221,12 @@ def _closer_cuts(tried: list[int], best: int, *, near: int) -> list[int]:
     return sorted(closer - set(tried))
 
 
-def _tokens_by_kind(tail: Tail, num_pages: int) -> Iterator[tuple[SourceKind, int]]:
-    """Tokens that the first ``num_pages`` take from each kind of source."""
-    pages: dict[SourceKind, int] = {}
+def _tokens_by_supplier(tail: Tail, num_pages: int) -> Iterator[tuple[Supplier, int]]:
+    """Tokens that the first ``num_pages`` take from each supplier."""
+    pages: dict[Supplier, int] = {}
     for run in tail.runs:
         taken = min(run.num_pages, num_pages)
         num_pages -= taken
         if taken:
-            pages[run.kind] = pages.get(run.kind, 0) + taken
-    return ((kind, count * tail.page_tokens) for kind, count in pages.items())
+            pages[run.supplier] = pages.get(run.supplier, 0) + taken
+    return ((supplier, count * tail.page_tokens) for supplier, count in pages.items())

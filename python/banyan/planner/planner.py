@@ -6,11 +6,11 @@ Invariants
      exceptions. A trial moves all that was found, to measure it anew, where plans of its class have left some of it so
      often that this costs ``1 / TRIAL_EVERY`` of computing each of them. Without trials lengths that were slow once
      would never be moved again. A plan that would leave one token to compute leaves a page more (``LONE_TOKEN``).
-  2. Tails of one class (sources and length) change between moving and computing only when the other is better by more
+  2. Tails of one class (suppliers and length) change between moving and computing only when the other is better by more
      than the error: estimates that wobble around a tie do not make decisions flap.
   3. The same question of the same request gets the same answer: SGLang asks on every scheduling pass.
-  4. What is remembered is bounded: the last ``MAX_WAITING`` requests until they are forgotten, and to tell of them the
-     last ``MAX_DECISIONS``.
+  4. What is remembered is bounded: the last ``MAX_WAITING`` requests until they are forgotten, to tell of them the last
+     ``MAX_DECISIONS``, and ``MAX_HABITS`` classes.
   5. How much to read from the store, or from another node, is decided before the request's turn. What is on its way
      then is moved whole or not at all: its layers come together, so a part of it would take as long.
 
@@ -27,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from banyan.core import Outcome, Refusal, SourceKind, rid_of
+from banyan.core import Outcome, Refusal, SourceKind, Supplier, rid_of
 from banyan.latest import Latest
 from banyan.pacing.correction import length_class
 from banyan.planner.move_rates import MoveRates
@@ -36,6 +36,7 @@ from banyan.planner.prefill_times import PrefillTimes
 from banyan.telemetry import Why
 
 TRIAL_EVERY = 64
+MAX_HABITS = 1024
 MAX_WAITING = 4096
 MAX_DECISIONS = 256
 """Some 100 KB of /server_info."""
@@ -93,7 +94,7 @@ class Planner:
             times=times, rates=rates, num_layers=num_layers, num_in_step=num_in_step, fixed_tokens=fixed_tokens
         )
         self._min_pages = max(1, min_pages)
-        self._habits: dict[tuple[tuple[SourceKind, ...], int], _Habit] = {}
+        self._habits: Latest[tuple[tuple[Supplier, ...], int], _Habit] = Latest(MAX_HABITS)
         self._decisions: Latest[str, _Decision] = Latest(MAX_WAITING)
         self._reads: Latest[str, _Decision] = Latest(MAX_WAITING)
         self._told: Latest[str, _Decision] = Latest(MAX_DECISIONS)
@@ -157,8 +158,10 @@ class Planner:
         return self._choose(tail, best, recompute)
 
     def _choose(self, tail: Tail, best: Estimated, recompute: Estimated) -> Plan:
-        kinds = tuple(dict.fromkeys(run.kind for run in tail.runs))
-        habit = self._habits.setdefault((kinds, length_class(tail.num_found * tail.page_tokens)), _Habit())
+        suppliers = tuple(dict.fromkeys(run.supplier for run in tail.runs))
+        tails = suppliers, length_class(tail.num_found * tail.page_tokens)
+        habit = self._habits.get(tails) or _Habit()
+        self._habits.put(tails, habit)
         gain_us = recompute.total_us - best.total_us
         is_clear = abs(gain_us) > best.error_us
         reason = PlanReason.FASTER

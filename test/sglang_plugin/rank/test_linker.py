@@ -23,6 +23,7 @@ from test.sglang_plugin.rank.reporting.test_line_report import request as chat_r
 from test.unit.directory.rig import keys
 
 from banyan import _native
+from banyan.arena.page_source import all_that_is_found
 from banyan.cache import NOTHING_QUEUED
 from banyan.config import Config
 from banyan.core import SourceKind, rid_of
@@ -631,7 +632,7 @@ def test_rank_when_it_reads_from_the_store_then_the_rank_table_says_how_many_pag
     slow = replace(config, store_read_mb_per_s=0.05)
     rank_table = _native.RankTable.create(4)
     reader, _, _ = make_rank(monkeypatch, rank_table, 1, slow)
-    reader.kinds.full.tier.arrive("r", names, lambda num_missing, num_found, kind: num_found)
+    reader.kinds.full.tier.arrive("r", names, all_that_is_found)
     assert [rank_table.reading(member_slot) for member_slot in (0, 1)] == [0, 2]
     assert reader.state()["num_reading_pages"] == 2
     polled_until(reader, lambda: rank_table.reading(1) == 0)
@@ -653,8 +654,8 @@ def test_rank_when_its_store_has_to_be_asked_then_the_request_is_awaited_until_i
     writer.close()
     reader, _, _ = make_rank(monkeypatch, _native.RankTable.create(4), 0, config)
     tier = reader.kinds.full.tier
-    tier.arrive("r", names, lambda num_missing, num_found, kind: num_found)
-    tier.arrive("other", keys(3), lambda num_missing, num_found, kind: num_found)
+    tier.arrive("r", names, all_that_is_found)
+    tier.arrive("other", keys(3), all_that_is_found)
     assert tier.is_awaited("r") and tier.is_awaited("other")
     polled_until(reader, lambda: not (tier.is_awaited("r") or tier.is_awaited("other")))
     polled_until(reader, lambda: reader.counters.read_pages == 2)

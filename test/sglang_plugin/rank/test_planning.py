@@ -171,11 +171,27 @@ def test_moved_when_the_copy_took_no_measurable_time_then_nothing_is_learnt(rank
 
 def test_read_when_nobody_followed_it_then_it_tells_that_the_store_is_faster_than_it_was(rank):
     for read_s in (9.0, 0.001):
-        rank.planner.was_read(SourceKind.STORE, 20, read_s)
+        rank.planner.was_read(Run(SourceKind.STORE, 20), read_s)
         assert rank.planner.state()["move_us_per_token"] == {}
     rank.planner._rates.observe(SourceKind.STORE, 320, 320 * 10.0)
-    rank.planner.was_read(SourceKind.STORE, 20, 320 * 2e-6)
+    rank.planner.was_read(Run(SourceKind.STORE, 20), 320 * 2e-6)
     assert rank.planner.state()["move_us_per_token"] == {"storage": {"128": pytest.approx(6.0)}}
+
+
+def test_read_when_one_node_has_proved_slow_then_others_are_borrowed_from_all_the_same(rank):
+    for node, per_token_us in (("slow:1", 5000.0), ("quick:1", 1.0)):
+        for _ in range(4):
+            rank.planner.moved([Fetch("r", (Run(SourceKind.REMOTE, 20, node),), PAGE)], 320 * per_token_us / 1e6)
+    found = {node: Run(SourceKind.REMOTE, 20, node) for node in ("slow:1", "quick:1", "new:1")}
+    worth = {}
+    for node, run in found.items():
+        rank.arrive(node, 330)
+        facts = requests.facts(requests.id_of_rid(node), PAGE)
+        worth[node] = rank.planner.num_to_read(facts, 20, run)
+    assert worth == {"slow:1": 0, "quick:1": 20, "new:1": 20}
+    assert rank.planner.state()["move_us_per_token"].keys() == {"slow:1", "quick:1"}
+    rank.planner.was_read(found["slow:1"], 320 * 1e-6)
+    assert rank.planner.state()["move_us_per_token"]["slow:1"]["128"] < 5000.0
 
 
 def test_plan_when_a_single_token_would_be_left_then_a_page_less_is_moved(rank):

@@ -30,8 +30,8 @@ LAYER_BYTES = 4096
 BLOCK = BlockGeometry(((LAYER_BYTES // 2, LAYER_BYTES // 2),) * 3)
 
 
-def whole(num_missing: int, num_stored: int, kind: SourceKind) -> int:
-    return num_stored
+def whole(num_missing: int, stored: Run) -> int:
+    return stored.num_pages
 
 
 def make_prefetch(host: Host, store: Store | None, max_pages: int = 1000) -> Prefetch:
@@ -176,7 +176,7 @@ def test_read_when_it_has_landed_then_the_planner_hears_how_long_it_took_unless_
     for _ in range(2):
         host.cache.poll()
     told = [one for one in host.cache._planner.told if one[0] == "was_read"]
-    assert told == ([] if is_followed else [("was_read", SourceKind.STORE, 2)])
+    assert told == ([] if is_followed else [("was_read", Run(SourceKind.STORE, 2))])
 
 
 def test_start_reads_when_only_a_part_is_worth_it_then_only_that_is_read(host: StoreHost) -> None:
@@ -184,13 +184,13 @@ def test_start_reads_when_only_a_part_is_worth_it_then_only_that_is_read(host: S
     host.lose()
     asked: list[tuple[int, int]] = []
 
-    def worth(num_missing: int, num_stored: int, kind: SourceKind) -> int:
-        asked.append((num_missing, num_stored))
+    def worth(num_missing: int, stored: Run) -> int:
+        asked.append((num_missing, stored.num_pages))
         return 2
 
     host.prefetch.start_reads(keys(1, 2, 3, 4), worth)
     assert asked == [(4, 3)] and host.prefetch.num_arriving(keys(1, 2, 3)) == 2
-    host.prefetch.start_reads(keys(1, 2, 3, 4), lambda num_missing, num_stored, kind: 0)
+    host.prefetch.start_reads(keys(1, 2, 3, 4), lambda num_missing, stored: 0)
     host.until(lambda: host.residency.num_resident == 2)
     assert (host.counters.reads, host.counters.read_pages, host.counters.reads_dropped_pages) == (1, 2, 0)
 
@@ -218,9 +218,9 @@ def test_arrive_when_the_node_holds_the_beginning_then_the_store_is_asked_once_a
     store = host.tier._store = host.prefetch._store = Asked(host.store)
     asked: list[tuple[int, int]] = []
 
-    def worth(num_missing: int, num_stored: int, kind: SourceKind) -> int:
-        asked.append((num_missing, num_stored))
-        return num_stored
+    def worth(num_missing: int, stored: Run) -> int:
+        asked.append((num_missing, stored.num_pages))
+        return stored.num_pages
 
     for _ in range(2):
         host.tier.ask(Wanted("r", keys(1, 2, 3, 4), 1, worth))

@@ -15,7 +15,7 @@ from functools import partial
 from banyan.arena.page_source import Source, Wanted, Worth
 from banyan.arena.prefetch import Prefetch
 from banyan.arena.store_tier import StoreTier
-from banyan.core import SourceKind
+from banyan.core import Run, SourceKind
 from banyan.features.nodes.node_tier import NodeTier
 
 
@@ -75,7 +75,7 @@ class DualPath(Source):
         # What was asked for before and is on its way is nobody's to read again.
         theirs = start + self._prefetch.num_arriving(keys[start:])
         rest, num_theirs = keys[theirs:], self._store.num_stored(keys) - theirs
-        if num_theirs < self._least_pages or not worth(len(rest), num_theirs, SourceKind.REMOTE):
+        if num_theirs < self._least_pages or not worth(len(rest), Run(SourceKind.REMOTE, num_theirs, part.node)):
             read(wanted)
             return
         read(replace(wanted, worth=partial(_up_to, start, len(keys), worth)))
@@ -103,7 +103,7 @@ class DualPath(Source):
         self._store.close()
 
 
-def _up_to(end: int, num_all: int, worth: Worth, num_missing: int, num_found: int, kind: SourceKind) -> int:
+def _up_to(end: int, num_all: int, worth: Worth, num_missing: int, found: Run) -> int:
     """As ``worth``, for pages before ``end`` of a prompt of ``num_all``."""
     room = end - (num_all - num_missing)
-    return min(worth(num_missing, num_found, kind), room) if room > 0 else 0
+    return min(worth(num_missing, found), room) if room > 0 else 0

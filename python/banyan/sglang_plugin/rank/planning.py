@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from banyan.core import Fetch, Offer, Outcome, Refusal, Run, SourceKind
+from banyan.core import Fetch, Offer, Outcome, Refusal, Run, SourceKind, Supplier
 from banyan.pacing.write_pause import WritePause
 from banyan.planner import Action, ForwardSample, MoveRates, Piece, Planner, PrefillTimes, RequestFacts
 from banyan.sglang_plugin import runtime
@@ -71,12 +71,12 @@ class RankPlanner:
             return offer.num_pages
         return self._planner.decide(request.id, tail, self._asked(request)).num_pages
 
-    def num_to_read(self, request: RequestFacts, num_missing: int, num_found: int, kind: SourceKind, /) -> int:
+    def num_to_read(self, request: RequestFacts, num_missing: int, found: Run, /) -> int:
         """Asked before the request's turn comes: what is read by then can be moved, what is not is computed."""
-        tail = request.tail(num_missing, [Run(kind, num_found)])
-        return (
-            num_found if tail is None else self._planner.decide_read(request.id, tail, self._asked(request)).num_pages
-        )
+        tail = request.tail(num_missing, [found])
+        if tail is None:
+            return found.num_pages
+        return self._planner.decide_read(request.id, tail, self._asked(request)).num_pages
 
     def move_share(self, kind: SourceKind) -> float | None:
         """What it takes to have an evicted prefix again from ``kind``, over computing it; None while not measured."""
@@ -125,13 +125,15 @@ class RankPlanner:
         if copy_s > 0:
             self._rates.observe_batch(sum((self._moved_by(fetch) for fetch in fetches), Counter()), copy_s * 1e6)
 
-    def was_read(self, kind: SourceKind, num_pages: int, read_s: float) -> None:
-        self._rates.observe_at_most(kind, num_pages * self._page_tokens, read_s * 1e6)
+    def was_read(self, came: Run, read_s: float) -> None:
+        self._rates.observe_at_most(came.supplier, came.num_pages * self._page_tokens, read_s * 1e6)
 
-    def _moved_by(self, fetch: Fetch) -> Counter[SourceKind]:
-        tokens = fetch.tokens
+    def _moved_by(self, fetch: Fetch) -> Counter[Supplier]:
+        tokens: Counter[Supplier] = Counter()
+        for run in fetch.runs:
+            tokens[run.supplier] += run.num_pages * fetch.page_tokens
         if self._fixed_tokens and fetch.runs:
-            tokens[fetch.runs[-1].kind] += round(self._fixed_tokens)
+            tokens[fetch.runs[-1].supplier] += round(self._fixed_tokens)
         return tokens
 
     def forward_begins(self) -> None:

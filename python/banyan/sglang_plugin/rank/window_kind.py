@@ -12,6 +12,7 @@ Scheduler thread only.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 
 from banyan.arena.page_source import Worth, all_that_is_found
-from banyan.core import SourceKind
+from banyan.core import Run
 from banyan.ports import OwnFrameTable
 from banyan.restorable import WindowPages, longest_restorable, window_of
 from banyan.sglang_plugin.pools.access import Window
@@ -106,5 +107,5 @@ def capped(worth: Worth, most: int) -> Worth:
     return partial(_capped, worth, most)
 
 
-def _capped(worth: Worth, most: int, num_missing: int, num_found: int, kind: SourceKind, /) -> int:
-    return min(most, worth(num_missing, min(num_found, most), kind)) if most > 0 else 0
+def _capped(worth: Worth, most: int, num_missing: int, found: Run, /) -> int:
+    return worth(num_missing, replace(found, num_pages=min(found.num_pages, most))) if most > 0 else 0

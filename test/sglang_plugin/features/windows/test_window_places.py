@@ -17,7 +17,7 @@ from test.unit.directory.rig import keys
 
 from banyan import _native
 from banyan.config import Config
-from banyan.core import SourceKind
+from banyan.core import Run, SourceKind
 from banyan.pacing.write_pause import WritePause
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
@@ -273,7 +273,7 @@ def test_writes_when_there_are_two_stores_then_both_stop_and_go():
 
 @pytest.mark.parametrize("most, read", [(3, 3), (10, 8), (0, 0), (-2, 0)])
 def test_reads_when_only_so_much_can_be_restored_then_no_more_is_worth_reading(most, read):
-    assert capped(lambda num_missing, num_found, kind: min(num_found, 8), most)(20, 9, SourceKind.STORE) == read
+    assert capped(lambda num_missing, found: min(found.num_pages, 8), most)(20, Run(SourceKind.STORE, 9)) == read
 
 
 def test_state_when_a_model_has_windows_then_it_tells_of_them(ranks):

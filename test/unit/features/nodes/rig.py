@@ -19,7 +19,7 @@ from banyan.arena.owners import Owners
 from banyan.arena.page_source import Wanted, Worth
 from banyan.arena.prefetch import Prefetch
 from banyan.arena.store_tier import StoreTier
-from banyan.core import Address, SourceKind
+from banyan.core import Address, Run, SourceKind
 from banyan.features.nodes.borrower import Borrower
 from banyan.features.nodes.dual_path import DualPath, Part
 from banyan.features.nodes.exported_arena import ExportedArena
@@ -48,9 +48,9 @@ def block_of(layer_bytes: int) -> BlockGeometry:
 BLOCK = block_of(LAYER_BYTES)
 
 
-def whole(num_missing: int, num_found: int, kind: SourceKind) -> int:
-    assert kind is SourceKind.REMOTE
-    return num_found
+def whole(num_missing: int, found: Run) -> int:
+    assert found.kind is SourceKind.REMOTE
+    return found.num_pages
 
 
 def free_address() -> Address:

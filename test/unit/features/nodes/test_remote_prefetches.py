@@ -35,8 +35,8 @@ SLOW_BYTES_PER_S = 40_000
 """Four pages, of 12 KiB each, take more than a second."""
 
 
-def all_found(num_missing: int, num_found: int, kind: SourceKind) -> int:
-    return num_found
+def all_found(num_missing: int, found: Run) -> int:
+    return found.num_pages
 
 
 class Pair:
@@ -443,8 +443,8 @@ def test_own_part_when_it_is_not_worth_reading_then_nobody_reads_what_lies_behin
     pair = made(tmp_path / "store")
     pair.d.take_remote_prefetches()
 
-    def remote_only(num_missing: int, num_found: int, kind: SourceKind) -> int:
-        return num_found if kind is SourceKind.REMOTE else 0
+    def remote_only(num_missing: int, found: Run) -> int:
+        return found.num_pages if found.kind is SourceKind.REMOTE else 0
 
     pair.p.arrive("r", keys(*PAGES), 0, remote_only, node=pair.node, first_page=2)
     assert not pair.p.remote.is_awaited("r") and pair.p.prefetch.num_arriving(keys(*PAGES)) == 0
