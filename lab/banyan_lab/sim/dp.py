@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from banyan.core import SourceKind
 from banyan.routing import POLICIES
-from banyan_lab.replay import Skew, Trace, TraceRequest, load, skewed_trace
+from banyan_lab.replay import Skew, Trace, TraceError, TraceRequest, load, skewed_trace
 from banyan_lab.sim.compute import DecodeModel, deepseek_rates, kv_room_bytes
 from banyan_lab.sim.dp_node import DpNode
 from banyan_lab.sim.dp_rank import DpSite, Evicts, Request
@@ -52,30 +53,44 @@ class Served:
 
 
 class Run:
-    """One node under one policy, and the latencies of what ended there."""
+    """One node under one policy, and the latencies of what ended there.
+
+    Raises:
+        TraceError: when no block of it fits.
+    """
 
     def __init__(self, here: DpSite, policy: str, *, seed: int = 0) -> None:
+        if here.page_tokens > here.pool_tokens:
+            raise TraceError(f"no block of {here.page_tokens} tokens fits into a pool of {here.pool_tokens}")
         self._sim = Simulation(seed)
         self._pool_tokens = here.pool_tokens
         self._node = DpNode(self._sim, here, POLICIES[policy](), done=self._done)
         self._ttft_s: list[float] = []
         self._tpot_s: list[float] = []
         self._then: dict[int, Callable[[], None]] = {}
+        self._names: dict[tuple[str, int], str] = {}
 
     def at_its_pace(self, trace: Trace) -> None:
         """Every request at its time."""
         for request in trace.requests[:MAX_REQUESTS]:
-            self._sim.at(request.at_s, self.submit, trace, request)
+            # A log begins with its first line, which need not be its earliest.
+            self._sim.at(request.at_s - trace.requests[0].at_s, self.submit, trace, request)
 
     def submit(self, trace: Trace, request: TraceRequest, then: Callable[[], None] = lambda: None) -> None:
         """Now; ``then`` runs when it has ended, or at once when no pool can hold it, which leaves it out."""
         if request.num_input_tokens >= self._pool_tokens:
             then()
             return
-        pages = [f"{request.scope}/{block}" for block in request.block_ids()]
-        pages = pages[: request.num_input_tokens // trace.block_tokens]
+        pages = list(islice(self._pages(request), request.num_input_tokens // trace.block_tokens))
         number = self._node.submit(request.session, pages, request.num_input_tokens, request.num_output_tokens)
         self._then[number] = then
+
+    def _pages(self, request: TraceRequest) -> Iterator[str]:
+        """Each named by all up to its end, as a rank's are: a trace may name one block behind several others."""
+        page = f"scope {request.scope}"
+        for block in request.block_ids():
+            page = self._names.setdefault((page, block), str(len(self._names)))
+            yield page
 
     def _done(self, request: Request, now_s: float) -> None:
         self._ttft_s.append(request.prefilled_s - request.arrived_s)
@@ -84,9 +99,15 @@ class Run:
         self._sim.after(0.0, self._then.pop(request.number))
 
     def served(self) -> Served:
-        """Play until nothing is left."""
+        """Play until nothing is left.
+
+        Raises:
+            TraceError: when nothing of it fits.
+        """
         self._sim.run()
         self._node.audit()
+        if not self._ttft_s:
+            raise TraceError(f"no request of the trace fits into a pool of {self._pool_tokens} tokens")
         node, ttft_s, tpot_s = self._node, sorted(self._ttft_s), sorted(self._tpot_s) or [0.0]
         moved = node.tokens_from[SourceKind.PEER] + node.tokens_from[SourceKind.HOST]
         return Served(

@@ -6,7 +6,7 @@ import pytest
 from banyan.core import SourceKind
 from banyan.planner import Planner
 from banyan.routing import POLICIES, Dispatcher
-from banyan_lab.replay import Skew, skewed_trace
+from banyan_lab.replay import Skew, Trace, TraceError, TraceRequest, skewed_trace
 from banyan_lab.sim import caches, dp, dp_rank
 from banyan_lab.sim.caches import Arena, Pool
 from banyan_lab.sim.dp_node import DpNode
@@ -170,6 +170,36 @@ def test_node_when_one_prompt_comes_twice_at_once_then_the_second_goes_where_the
         sim.at(0.001 * number, node.submit, f"s{number}", pages, 4096, 4)
     sim.run()
     assert ended[0].decode_rank is ended[1].decode_rank
+
+
+@pytest.mark.parametrize(
+    ("block_tokens", "requests"),
+    [(64, ()), (64, (TraceRequest("s", 0, 0.0, 10_000_000, 1),)), (10_000_000, (TraceRequest("s", 0, 0.0, 9, 1),))],
+)
+def test_run_when_nothing_of_a_trace_fits_then_said(block_tokens, requests):
+    with pytest.raises(TraceError, match="fits into a pool"):
+        dp.serve(Trace("t", block_tokens, requests), dp.site(block_tokens=block_tokens, shares=True), "unified")
+
+
+def test_run_when_a_log_does_not_begin_at_its_first_line_then_at_its_earliest():
+    asked = [TraceRequest(f"s{at}", 0, float(at), 640, 4) for at in (-20, 0, 30)]
+    here = dp.site(block_tokens=64, shares=True)
+    later = [dataclasses.replace(request, at_s=request.at_s + 20) for request in asked]
+    first, second = (dp.serve(Trace("t", 64, tuple(some)), here, "unified") for some in (asked, later))
+    assert first == second
+
+
+def test_run_when_one_block_comes_behind_several_others_then_it_is_a_page_of_its_own_behind_each(monkeypatch):
+    """A pool's page has one parent: pages of one name behind two others spoil the count of its children."""
+    submitted = []
+    monkeypatch.setattr(DpNode, "submit", lambda self, session, pages, *_: submitted.append(pages) or len(submitted))
+    run = dp.Run(dp.site(block_tokens=64, shares=True), "unified")
+    for scope, blocks in (("x", (1, 2, 1)), ("x", (1, 2, 1)), ("x", (2, 1)), ("y", (1, 2))):
+        asked = TraceRequest("s", 0, 0.0, 64 * len(blocks), 4, tuple((block, 1) for block in blocks), scope)
+        run.submit(Trace("t", 64, ()), asked)
+    first, _, other_order, other_scope = map(set, submitted)
+    assert len(first) == 3 and submitted[0] == submitted[1]
+    assert not first & other_order and not first & other_scope and not other_order & other_scope
 
 
 def print_nothing(request, now_s):
