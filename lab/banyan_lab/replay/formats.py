@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from banyan_lab.replay import azure, coding_agent, messages, mooncake
-from banyan_lab.replay.lines import json_lines, open_text
+from banyan_lab.replay.lines import json_lines, text_lines
 from banyan_lab.replay.trace import Trace, TraceError
 
 LOADERS: Mapping[str, Callable[[Path], Trace]] = MappingProxyType(
@@ -32,8 +32,7 @@ def detect(path: Path) -> str:
     Raises:
         TraceError: when the first line is of none.
     """
-    with open_text(path) as lines:
-        first = next(lines, "")
+    first = next(text_lines(path), "")
     if first.startswith("TIMESTAMP,"):
         return "azure"
     fields = next((set(line) for _, line in islice(json_lines(path), 1)), set())

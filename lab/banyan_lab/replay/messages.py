@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from banyan_lab.replay.lines import json_lines
-from banyan_lab.replay.trace import Trace, TraceError, TraceRequest, runs_of
+from banyan_lab.replay.lines import json_lines, naming
+from banyan_lab.replay.trace import Trace, TraceRequest, runs_of
 
 BLOCK_TOKENS = 16
 DEFAULT_GAP_S = 10.0
@@ -44,7 +44,7 @@ def load(
     turns: dict[str, int] = {}
     start_us: float | None = None
     for number, line in json_lines(path):
-        try:
+        with naming(path, number, "neither messages nor a logged call"):
             if "messages" in line:
                 session = str(line.get("session_id", line.get("id", number)))
                 requests.extend(_replies(line["messages"], session, len(turns) * gap_s, think_s, namer))
@@ -55,8 +55,6 @@ def load(
             at_s = (float(line["timestamp"]) - start_us) / 1e6
             requests.append(namer.request(session, turns.get(session, 0), at_s, None, line["input"], line["output"]))
             turns[session] = turns.get(session, 0) + 1
-        except (KeyError, TypeError, AttributeError) as error:
-            raise TraceError(f"{path.name}:{number}: neither messages nor a logged call: {error!r}") from error
     requests.sort(key=lambda request: request.at_s)
     return Trace(path.name.partition(".")[0], BLOCK_TOKENS, tuple(requests))
 

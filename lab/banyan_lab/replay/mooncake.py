@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from banyan_lab.replay.lines import json_lines
-from banyan_lab.replay.trace import Trace, TraceError, TraceRequest, runs_of
+from banyan_lab.replay.lines import json_lines, naming
+from banyan_lab.replay.trace import Trace, TraceRequest, runs_of
 
 BLOCK_TOKENS = 512
 
@@ -24,14 +24,12 @@ def load(path: Path) -> Trace:
     follower = _Conversations()
     requests = []
     for number, line in json_lines(path):
-        try:
+        with naming(path, number, "not a hash trace"):
             ids = [int(block) for block in line["hash_ids"]]
             at_s, num_input_tokens = float(line["timestamp"]) / 1e3, int(line["input_length"])
             num_output_tokens = int(line["output_length"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise TraceError(f"{path.name}:{number}: not a hash trace: {error!r}") from error
-        session, turn = follower.place(ids, num_input_tokens // BLOCK_TOKENS)
-        requests.append(TraceRequest(session, turn, at_s, num_input_tokens, num_output_tokens, runs_of(ids)))
+            session, turn = follower.place(ids, num_input_tokens // BLOCK_TOKENS)
+            requests.append(TraceRequest(session, turn, at_s, num_input_tokens, num_output_tokens, runs_of(ids)))
     requests.sort(key=lambda request: request.at_s)
     return Trace(path.name.partition(".")[0], BLOCK_TOKENS, tuple(requests))
 

@@ -10,6 +10,12 @@ Runs = tuple[tuple[int, int], ...]
 """Block ids, run-length coded: ``(first, count)`` stands for ``first, first + 1, ...``."""
 
 
+MAX_TOKENS = 1 << 24
+"""Of a prompt or an answer: more than any model takes, and few enough to be made."""
+MAX_S = 1e10
+"""Before or after the beginning of a trace."""
+
+
 class TraceError(ValueError):
     """A file is not the trace it should be; the message names the file and the line."""
 
@@ -37,6 +43,14 @@ class TraceRequest:
     blocks: Runs = ()
     scope: str = ""
     think_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for num_tokens in (self.num_input_tokens, self.num_output_tokens):
+            if not 1 <= num_tokens <= MAX_TOKENS:
+                raise ValueError(f"a prompt or an answer of {num_tokens} tokens: at least 1, at most {MAX_TOKENS}")
+        for time_s in (self.at_s, self.think_s or 0.0):
+            if not abs(time_s) <= MAX_S:
+                raise ValueError(f"a time of {time_s} s: at most {MAX_S:g}")
 
     def block_ids(self) -> Iterator[int]:
         for first, count in self.blocks:

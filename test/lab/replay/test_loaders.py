@@ -25,6 +25,14 @@ def hashed(at_ms, num_tokens, ids):
     return {"timestamp": at_ms, "input_length": num_tokens, "output_length": 7, "hash_ids": ids}
 
 
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens"
+
+
+def session(block_tokens, num_tokens, runs):
+    asked = {"t": 0.0, "in": num_tokens, "out": 3, "hash_rle": runs}
+    return {"id": "x", "block_size": block_tokens, "requests": [asked]}
+
+
 def test_mooncake_when_a_prompt_contains_an_earlier_one_then_it_is_its_next_turn(tmp_path):
     lines = [
         hashed(0, 1_100, [0, 1, 2]),
@@ -54,7 +62,7 @@ def test_mooncake_when_prompts_share_a_first_block_only_then_they_are_sessions_o
 
 def test_coding_agent_when_sessions_have_subagents_then_they_share_its_scope_and_clock(tmp_path):
     def ask(t, blocks, **more):
-        return {"t": t, "in": 128, "out": 3, "hash_rle": blocks, **more}
+        return {"t": t, "in": 192, "out": 3, "hash_rle": blocks, **more}
 
     agent = {"t": 5.0, "agent_id": "a", "requests": [ask(0.5, [[9, 1]])]}
     session = {
@@ -125,6 +133,23 @@ def test_azure_when_read_then_arrivals_and_lengths_and_nothing_shared(tmp_path):
         ("a.csv", ["TIMESTAMP,ContextTokens", "soon,1"], "a.csv:2: not a length trace"),
         ("a.jsonl", [{"messages": [{"role": "assistant"}, {}]}], "neither messages"),
         ("a.jsonl", [{"id": "x", "block_size": 64, "requests": [{}]}], "not a coding-agent session"),
+        ("a.jsonl", [session(64, 128, [[1, 2]]), session(32, 128, [[1, 2]])], "a.jsonl:2.*before it was 64"),
+        ("a.jsonl", [session("x", 128, [[1, 2]])], "a.jsonl:1"),
+        ("a.jsonl", [session(0, 128, [[1, 2]])], "a.jsonl:1.*at least 1"),
+        ("a.jsonl", [session(64, 128, [[1, 1, 1]])], "a.jsonl:1"),
+        ("a.jsonl", [session(64, 128, [[1, 1.5]])], "a.jsonl:1"),
+        ("a.jsonl", [session(64, 128, [[1, 3]])], "3 blocks in all.*the prompt has 2"),
+        ("a.jsonl", [session(64, 128, [[1, 3], [5, -1]])], "less than none"),
+        ("a.jsonl", [session(64, 128, [[0, 10**12]])], "the prompt has 2"),
+        ("a.jsonl", [session(64, 10**12, [[0, 10**9]])], "at most"),
+        ("a.jsonl", [hashed(0, 0, [1])], "a.jsonl:1.*at least 1"),
+        ("a.jsonl", [hashed(0, -5, [])], "at least 1"),
+        ("a.jsonl", [hashed(0, float("inf"), [1])], "a.jsonl:1: not a hash trace"),
+        ("a.jsonl", [hashed(float("nan"), 600, [1])], "a time of nan"),
+        ("a.jsonl", ["[" * 100_000], "a.jsonl:1"),
+        ("a.csv", [AZURE, "2023-11-16 18:15:46,0,44"], "a.csv:2.*at least 1"),
+        ("a.csv", [AZURE, "", "x" * 200_000 + ",1,1"], "a.csv:3: not a length trace: field larger"),
+        ("a.csv", [AZURE, "2023-11-16 18:15:46,1,1", "1"], "a.csv:3: not a length trace"),
     ],
 )
 def test_load_when_a_file_is_broken_then_the_line_is_named(tmp_path, name, lines, says):
@@ -135,3 +160,10 @@ def test_load_when_a_file_is_broken_then_the_line_is_named(tmp_path, name, lines
 def test_load_when_the_file_is_missing_then_a_trace_error(tmp_path):
     with pytest.raises(TraceError, match="nowhere"):
         load(tmp_path / "nowhere")
+
+
+def test_load_when_a_gzipped_file_is_cut_then_a_trace_error_that_names_it(tmp_path):
+    path = write(tmp_path, "t.jsonl.gz", [hashed(at, 600, [at]) for at in range(100)])
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(TraceError, match="gz"):
+        load(path)
