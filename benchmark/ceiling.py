@@ -22,7 +22,7 @@ from typing import Any
 
 from banyan import _native
 from banyan.telemetry import WINDOW_MINUTES, NodeReuse, PromptAnswer
-from banyan_lab.replay import Trace, formats
+from banyan_lab.replay import Trace, TraceError, formats
 from benchmark.results import write_report
 
 TRACES = ("lmcache_agent_trace/miniswe.jsonl.gz", "mooncake/conversation_trace.jsonl.gz")
@@ -106,7 +106,13 @@ class Player:
 
 
 def figures_of(name: str, prompts: Sequence[Prompt], page_tokens: int, seeds: range) -> Iterator[dict[str, Any]]:
-    """A row for each size of the node."""
+    """A row for each size of the node.
+
+    Raises:
+        TraceError: when the trace says nothing of what prompts have in common.
+    """
+    if not any(prompt.pages for prompt in prompts):
+        raise TraceError(f"{name}: no prompt names a whole block")
     num_distinct = 1 + max(page for prompt in prompts for page in prompt.pages)
     keys = [hashlib.sha256(str(page).encode()).hexdigest() for page in range(num_distinct)]
     numbers = _native.page_numbers(keys)
@@ -150,11 +156,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("build/ceiling.json"))
     args = parser.parse_args(argv)
     rows = []
-    for name in args.trace or TRACES:
-        trace = formats.load(args.data / name)
-        for row in figures_of(trace.name, prompts_of(trace), trace.block_tokens, range(args.seeds)):
-            print(row, file=sys.stderr, flush=True)
-            rows.append(row)
+    try:
+        for name in args.trace or TRACES:
+            trace = formats.load(args.data / name)
+            for row in figures_of(trace.name, prompts_of(trace), trace.block_tokens, range(args.seeds)):
+                print(row, file=sys.stderr, flush=True)
+                rows.append(row)
+    except TraceError as error:
+        print(f"ceiling: {error}", file=sys.stderr)
+        return 2
     write_report(args.out, {"rows": rows}, args)
     return 0
 
