@@ -2,14 +2,16 @@
 """The studies whose figures are cheap. What they say is checked against the source, with the tolerance of the rows."""
 
 import json
+import subprocess
 from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from banyan import cli
 from banyan.pacing.admission import Admission
-from banyan_lab.sim import cache_compute, cost, pd_ratio, sweep, tutti
+from banyan_lab.sim import cache_compute, command, cost, pd_ratio, plots, sweep, tutti
 from banyan_lab.sim.chrome_trace import TurnSpans
 from banyan_lab.sim.cluster import Cluster
 from banyan_lab.sim.dualpath import DualPathStudy
@@ -138,3 +140,90 @@ def test_cli_when_plots_are_asked_for_then_written(tmp_path):
 def test_cli_when_a_study_writes_files_and_nobody_says_where_then_refused():
     with pytest.raises(SystemExit, match="--out DIR"):
         cli.main(["sim", "sweep"])
+
+
+@pytest.fixture
+def no_runs(monkeypatch):
+    """Whoever simulates is found out."""
+
+    def run(*args, **kwargs):
+        raise AssertionError("it has been simulated")
+
+    monkeypatch.setattr(Simulation, "run", run)
+
+
+@pytest.mark.parametrize(
+    ("words", "foreign"),
+    [
+        (["tutti", "--trace", "a"], "--trace does not belong to tutti"),
+        (["cost", "--seed", "0"], "--seed does not belong to cost"),
+        (["h20", "--agents", "3"], "--agents does not belong"),
+        (["dualpath", "--scale-agents", "3"], "--scale-agents does not belong"),
+        (["sweep", "--out", "a", "--plot", "b"], "--plot does not belong"),
+        (["trace", "--out", "a", "--json"], "--json does not belong"),
+        (["dp", "--out", "a"], "--out does not belong"),
+    ],
+)
+def test_cli_when_an_option_has_no_effect_then_refused(no_runs, words, foreign):
+    with pytest.raises(SystemExit, match=foreign):
+        cli.main(["sim", *words])
+
+
+@pytest.mark.parametrize("study", command.STUDIES.values(), ids=command.STUDIES)
+def test_options_when_they_belong_to_a_study_then_the_parser_takes_them_and_the_study_reads_them(study):
+    """None has an effect that is not in the table: the study does not get it. And each in the table is read."""
+    code = study.run.__code__
+    flags = command._parser()._option_string_actions
+    assert all(f"--{option.replace('_', '-')}" in flags for option in study.options)
+    assert study.options.keys() - code.co_names <= {"json", "plot"}
+
+
+def test_sim_trace_when_nobody_says_where_or_the_place_is_a_file_then_before_it_is_simulated(no_runs, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="--out DIR"):
+        cli.main(["sim", "trace"])
+    (tmp_path / "file").touch()
+    assert cli.main(["sim", "trace", "--out", str(tmp_path / "file")]) == 2
+    assert str(tmp_path / "file") in capsys.readouterr().err
+
+
+def test_sim_trace_when_agents_are_given_then_so_many_run(tmp_path):
+    def turns(num_agents):
+        folder = tmp_path / str(num_agents)
+        assert cli.main(["sim", "trace", "--out", str(folder), "--agents", str(num_agents)]) == 0
+        events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+        return len({event["pid"] for event in events}), len(events)
+
+    assert turns(129)[1] > turns(128)[1]
+
+
+def test_sweep_when_it_is_saved_then_with_the_commit_of_its_own_checkout_as_it_began(monkeypatch, tmp_path):
+    def run(**_):
+        monkeypatch.setattr(command, "commit", lambda: "another")
+        return [{"key": "x"}]
+
+    monkeypatch.setattr(sweep, "run", run)
+    monkeypatch.setattr(plots, "draw_sweep", lambda rows, folder: folder)
+    head = subprocess.run(
+        ["git", "-C", Path(command.__file__).parent, "rev-parse", "HEAD"], capture_output=True, text=True
+    )
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["sim", "sweep", "--out", "out"]) == 0
+    assert json.loads((tmp_path / "out" / "sweep.json").read_text())["commit"] == head.stdout.strip()
+
+
+def test_commit_when_git_is_not_there_or_the_file_is_of_no_checkout_then_unknown(monkeypatch, tmp_path):
+    monkeypatch.setattr(command, "__file__", str(tmp_path / "command.py"))
+    assert command.commit() == "unknown"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert command.commit() == "unknown"
+
+
+def test_dp_when_its_trace_is_none_then_one_line_says_so(tmp_path, capsys):
+    assert cli.main(["sim", "dp", "--trace", str(tmp_path / "typo.jsonl")]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("banyan sim: ") and "typo.jsonl" in said
+    (tmp_path / "long.jsonl").write_text(
+        '{"timestamp": 0, "input_length": 9999999, "output_length": 1, "hash_ids": []}'
+    )
+    assert cli.main(["sim", "dp", "--trace", str(tmp_path / "long.jsonl")]) == 2
+    assert "fits into a pool" in capsys.readouterr().err
