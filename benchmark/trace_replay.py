@@ -109,7 +109,8 @@ async def _play_one(args: argparse.Namespace, workload: Workload, policy: str, h
 
     async with open_session(args.timeout) as session:
         client = NativeClient(session, args.url, policy_fields(policy))
-        queues: list[list[int]] = []
+        # Before anything is played: what a server does not tell is not to be missed at the end of the run.
+        queues = [await _look_at_reads(session, args.url)] if args.watch_reads else []
         watch = asyncio.create_task(_watch_reads(session, args.url, queues)) if args.watch_reads else None
         records, total_time_s = await play_cold(args.url, workload, client, arrived=save)
         if watch is not None and not watch.cancel():
@@ -122,11 +123,18 @@ async def _play_one(args: argparse.Namespace, workload: Workload, policy: str, h
 async def _watch_reads(session: aiohttp.ClientSession, url: str, queues: list[list[int]]) -> None:
     """Append what each rank waits for, again and again, until cancelled."""
     while True:
-        async with session.get(f"{url}/v1/loads", params={"include": "core"}) as response:
-            response.raise_for_status()
-            loads = await response.json()
-        queues.append([load["read_queue_tokens"] for load in loads["loads"]])
         await asyncio.sleep(LOOK_PERIOD_S)
+        queues.append(await _look_at_reads(session, url))
+
+
+async def _look_at_reads(session: aiohttp.ClientSession, url: str) -> list[int]:
+    async with session.get(f"{url}/v1/loads", params={"include": "core"}) as response:
+        response.raise_for_status()
+        loads = await response.json()
+    queue = [load.get("read_queue_tokens") for load in loads["loads"]]
+    if not queue or None in queue:
+        raise RuntimeError(f"{url} does not tell what its ranks wait for: --watch-reads is for servers with Banyan")
+    return queue
 
 
 def read_queues(queues: Sequence[Sequence[int]]) -> dict[str, Any]:

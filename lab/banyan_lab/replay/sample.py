@@ -40,6 +40,8 @@ class Sampling:
             raise ValueError(f"--sample-ratio {self.sample_ratio}: above 0, at most 1")
         if not 0 <= self.max_single_turn_ratio <= 1:
             raise ValueError(f"--max-single-turn-ratio {self.max_single_turn_ratio}: between 0 and 1")
+        if self.num_requests is not None and self.num_requests < 1:
+            raise ValueError(f"--num-requests {self.num_requests}: at least 1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,6 +174,8 @@ def test_describe_when_called_then_it_says_what_would_be_played_and_sends_nothin
         (["--trace", "nowhere.jsonl"], "nowhere.jsonl"),
         (["--trace", "skewed", "--sample-ratio", "2"], "--sample-ratio"),
         (["--trace", "skewed", "--vocabulary", "9"], "--vocabulary"),
+        (["--trace", "skewed", "--num-requests", "-5"], "--num-requests"),
+        (["--trace", "skewed", "--num-requests", "0"], "--num-requests"),
     ],
 )
 def test_trace_replay_when_an_option_is_wrong_then_it_is_named(options, says, capsys):
@@ -202,13 +204,11 @@ def test_play_command_when_policies_are_compared_then_they_rotate_and_every_requ
     assert lines[2]["provenance"]["hardware"] and lines[0]["class"] == "warm"
 
 
-def test_play_command_when_reads_are_watched_then_the_run_says_how_long_the_queues_were(monkeypatch, tmp_path):
-    async def cold(url, workload, client, *, arrived):
-        await asyncio.sleep(0.2)
-        return [], 1.0
+def play_watched(loads, result):
+    """Play against a server that tells this of its ranks."""
 
     async def answer(request):
-        return web.json_response({"loads": [{"read_queue_tokens": 48}, {"read_queue_tokens": 0}]})
+        return web.json_response({"loads": loads})
 
     async def serve_and_play():
         app = web.Application()
@@ -219,14 +219,23 @@ def test_play_command_when_reads_are_watched_then_the_run_says_how_long_the_queu
         await site.start()
         port = runner.addresses[0][1]
         asked = ["--trace", "skewed", "play", "--url", f"http://127.0.0.1:{port}", "--watch-reads"]
-        args = trace_replay.build_parser().parse_args([*asked, "--result", str(tmp_path / "runs.jsonl")])
-        status = await trace_replay._play_all(args, trace_replay.workload_of(args))
-        await runner.cleanup()
-        return status
+        args = trace_replay.build_parser().parse_args([*asked, "--result", str(result)])
+        try:
+            return await trace_replay._play_all(args, trace_replay.workload_of(args))
+        finally:
+            await runner.cleanup()
+
+    return asyncio.run(serve_and_play())
+
+
+def test_play_command_when_reads_are_watched_then_the_run_says_how_long_the_queues_were(monkeypatch, tmp_path):
+    async def cold(url, workload, client, *, arrived):
+        await asyncio.sleep(0.2)
+        return [], 1.0
 
     monkeypatch.setattr(trace_replay, "play_cold", cold)
     monkeypatch.setattr(trace_replay, "LOOK_PERIOD_S", 0.02)
-    asyncio.run(serve_and_play())
+    play_watched([{"read_queue_tokens": 48}, {"read_queue_tokens": 0}], tmp_path / "runs.jsonl")
     (run_line,) = read_lines(tmp_path / "runs.jsonl")
     queues = run_line["read_queues"]
     assert queues["num_looks"] > 1 and (queues["most_tokens"], queues["waiting_share"], queues["uneven_share"]) == (
@@ -234,6 +243,16 @@ def test_play_command_when_reads_are_watched_then_the_run_says_how_long_the_queu
         1,
         1,
     )
+
+
+def test_play_command_when_the_server_does_not_tell_of_reads_then_nothing_is_played(monkeypatch, tmp_path):
+    async def cold(*args, **kwargs):
+        raise AssertionError("it has been played")
+
+    monkeypatch.setattr(trace_replay, "play_cold", cold)
+    for loads in ([], [{"num_running_reqs": 0}]):
+        with pytest.raises(RuntimeError, match="--watch-reads"):
+            play_watched(loads, tmp_path / "runs.jsonl")
 
 
 def test_table_when_repetitions_are_shown_then_medians_in_the_order_of_servers_and_policies():
