@@ -3,7 +3,8 @@
 Perfetto and chrome://tracing load. Pure.
 
 Invariants
-  1. Times are microseconds since the client began to send, on each server by itself.
+  1. Times are microseconds since the client began to send, on each server by itself. Each process tells them by its own
+     clock, so those of another node than the client's are off by the difference of the clocks.
   2. On one track two steps are disjoint, or one lies within the other: what overlaps in another way is put into a track
      of its own. Perfetto drops what is not nested.
 """
@@ -126,10 +127,13 @@ def _told(span: Span) -> dict[str, Any]:
 
 
 def took_ms(tracks: Tracks, name: str) -> float | None:
-    """What all steps of that name took together, of all layers if it is of a layer; None where there is none."""
-    named = (step for steps in tracks.values() for step in steps)
-    took = [step.took_ms for step in named if step.name == name or step.name.startswith(f"{name} layer ")]
-    return sum(took) if took else None
+    """What all steps of that name took together, of all layers if it is of a layer; None where there is none. Shards
+    take them beside each other, each on its track: it is what the slowest one took."""
+    named = (
+        [step for step in steps if step.name == name or step.name.startswith(f"{name} layer ")]
+        for steps in tracks.values()
+    )
+    return max((sum(step.took_ms for step in steps) for steps in named if steps), default=None)
 
 
 def chrome_trace(servers: Mapping[str, Tracks], about: Mapping[str, Any]) -> dict[str, Any]:

@@ -102,6 +102,18 @@ def test_took_when_a_step_is_of_layers_then_all_of_them_and_when_there_is_none_t
     assert took_ms(tracks, "decode") is None
 
 
+def test_took_when_a_rank_has_several_shards_then_what_the_slowest_took_and_not_all_of_them():
+    spans = [span(f"S{shard}", f"s{shard}", "root", 0, 9, thread_label="Scheduler", tp_rank=shard) for shard in (0, 1)]
+    for shard, took in ((0, 3), (1, 2)):
+        spans += [
+            span("prefill_forward", f"p{shard}", f"s{shard}", 1, 1 + took),
+            span("prefill_forward", f"q{shard}", f"s{shard}", 5, 5 + took),
+            span("banyan.wait", f"w{shard}", f"s{shard}", 1, 1 + took, **{"banyan.layer": 0}),
+        ]
+    tracks = tracks_of(spans, client_steps())
+    assert took_ms(tracks, "prefill") == 6 and took_ms(tracks, "wait for") == 3
+
+
 def test_file_when_parsed_then_it_is_of_the_trace_event_format(tracks):
     other = tracks_of([one for one in made_spans() if not one.name.startswith("banyan.")], client_steps())
     file = json.loads(json.dumps(chrome_trace({"a (Banyan)": tracks, "b": other}, {"command": ["x"]})))
