@@ -98,6 +98,7 @@ def main(argv: Sequence[str]) -> int:
         prompt = args.prompt if args.prompt is not None else args.prompt_file.read_text()
         question = Question(prompt, args.tokens, args.rank, tuple(args.first_on))
         traced = trace({url: TracingServer(url, api_key=api_key) for url in args.url}, question, listen=args.listen)
+        print("\n".join(told(traced)))
         # Not the command: it may have the prompt in it, and the file is passed on.
         about = {"tokens": args.tokens, "first_on": args.first_on, "rank": args.rank}
         servers = {label: one.tracks for label, one in traced.items()}
@@ -111,7 +112,6 @@ def main(argv: Sequence[str]) -> int:
     except ImportError as error:
         print(f"banyan trace: {error}: pip install 'sglang[tracing]==0.5.23', as for the servers", file=sys.stderr)
         return 1
-    print("\n".join(told(traced)))
     print(f"{args.output}: open it at https://ui.perfetto.dev, or in chrome://tracing")
     return 0
 

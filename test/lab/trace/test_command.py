@@ -102,6 +102,13 @@ def test_trace_when_its_file_is_passed_on_then_the_prompt_is_not_in_it(servers, 
     assert "secret" not in out.read_text() and json.loads(out.read_text())["otherData"]["tokens"] == 4
 
 
+def test_trace_when_its_file_cannot_be_written_then_the_steps_are_told_all_the_same(servers, tmp_path, capsys):
+    words = ["trace", "http://on", "--prompt", "x", "--listen", LISTEN, "--output", str(tmp_path)]
+    assert cli.main(words) == 1
+    said = capsys.readouterr()
+    assert "prefill" in said.out and str(tmp_path) in said.err
+
+
 def test_trace_when_a_file_or_an_answer_is_none_then_one_line_says_so(servers, tmp_path, monkeypatch, capsys):
     broken = tmp_path / "broken"
     broken.write_bytes(b"\xff")
