@@ -134,6 +134,6 @@ class Rank:
 
 
 def _whole_cost(prefill: PrefillModel) -> PrefillCost:
-    """What ``banyan profile`` would have fitted here: all of a forward, not its attention only."""
+    """What a server would have fitted here: all of a forward, not its attention only."""
     attention = attention_cost(prefill)
     return replace(attention, token_us=attention.token_us + prefill.linear_s(1) * 1e6)
