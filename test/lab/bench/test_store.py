@@ -3,10 +3,11 @@
 
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
-from banyan_lab.bench.store import _acts
-from banyan_lab.bench.store.ours import Ceiling
+from banyan_lab.bench.store import _acts, ours
+from banyan_lab.bench.store.ours import Ceiling, OurStore
 from banyan_lab.bench.store.ratios import ratios
 
 
@@ -54,3 +55,15 @@ def test_round_when_the_core_was_built_without_plain_io_uring_then_the_rest_is_m
     ceiling = Mock(Ceiling, read_depths=(16, 64), write_depths=(2, 8)) if has_ceiling else None
     names = {name for name, _, _ in _acts(ceiling, Mock(), [])}
     assert "banyan" in names and ("ceiling, depth 2" in names) is has_ceiling
+
+
+def test_ours_when_it_reads_then_in_the_order_of_the_others_and_each_block_to_its_own_place(monkeypatch):
+    monkeypatch.setattr(ours, "Store", Mock())
+    blocks = Mock(shape=Mock(layer_bytes=10, num_layers=1, num_bytes=30), num_blocks=3)
+    blocks.source_offsets, blocks.target_offsets = np.array([0, 10, 20]), np.array([30, 40, 50])
+    blocks.order, blocks.fresh_keys.return_value = np.array([2, 0, 1]), ["a", "b", "c"]
+    store = ours.Store.open.return_value
+    store.sync.return_value, store.put.return_value, store.read.return_value.finish.return_value = 0, ["queued"], []
+    OurStore(blocks, "somewhere").get_s()
+    (keys,), (_, _, _, targets) = store.lookup.call_args.args, store.read.call_args.args
+    assert keys == ["c", "a", "b"] and list(targets) == [50, 30, 40]

@@ -90,11 +90,11 @@ class OurStore:
     def _read_s(self, layers_per_step: int) -> float:
         blocks = self._blocks
         blocks.forget_targets()
+        # As the others read: not in the order in which the blocks were written.
+        keys, targets = [self._keys[place] for place in blocks.order], blocks.target_offsets[blocks.order]
         start = time.perf_counter()
-        found = self._store.lookup(self._keys)
-        read = self._store.read(
-            found, blocks.num_blocks, blocks.memory, blocks.target_offsets, layers_per_step=layers_per_step
-        )
+        found = self._store.lookup(keys)
+        read = self._store.read(found, blocks.num_blocks, blocks.memory, targets, layers_per_step=layers_per_step)
         if failed := read.finish():
             raise RuntimeError(f"pages failed: {failed[:3]}")
         taken = time.perf_counter() - start
