@@ -3,7 +3,7 @@
 //!
 //! Writes stay in memory, as in a drive's volatile cache, until a sync of their file; reads see them. A power cut writes a random part of
 //! them, cut at sectors and in any order, and ends the process. A failed sync loses some of them for good. Bits flip in what is stored;
-//! transfers come back short; errors come back as EIO and ENOSPC; completions come back shuffled.
+//! reads come back short; errors come back as EIO and ENOSPC; completions come back shuffled.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -32,6 +32,7 @@ pub struct Faults {
     pub seed: u64,
     pub eio: u64,
     pub enospc: u64,
+    /// Reads that are answered in parts.
     pub short: u64,
     pub flip: u64,
     /// Reads that are answered only after `HANG`.
