@@ -58,14 +58,15 @@ class GrpcServer(ForkedServer):
 
         return ask
 
-    def answers(self, ids: Sequence[int], sampling: messages.SamplingParams) -> list[int]:
-        """The tokens of one answer. Raises grpc.RpcError for a request that is refused."""
-        request = messages.GenerateRequest(
-            request_id=uuid.uuid4().hex,
-            tokenized=messages.TokenizedInput(input_ids=ids),
-            sampling_params=sampling,
-        )
-        *_, last = self._stub.Generate(request, timeout=TIMEOUT_S)
+    def answers(self, ids: Sequence[int], sampling: messages.SamplingParams, **said: Any) -> list[int]:
+        """The tokens of one answer, to a request that has also what is ``said``. Raises grpc.RpcError for one that is
+        refused."""
+        request = {
+            "request_id": uuid.uuid4().hex,
+            "tokenized": messages.TokenizedInput(input_ids=ids),
+            "sampling_params": sampling,
+        }
+        *_, last = self._stub.Generate(messages.GenerateRequest(**request | said), timeout=TIMEOUT_S)
         return list(last.complete.output_ids)
 
     def peer_tokens(self) -> int:

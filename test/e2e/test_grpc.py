@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -13,6 +14,7 @@ import pytest
 from smg_grpc_proto import sglang_scheduler_pb2 as messages
 from test.e2e.conftest import ARGS, CPU, MODEL, Client
 
+from benchmark.modes.asking import GREEDY
 from benchmark.modes.by_grpc import GrpcServer
 from benchmark.modes.rows import GRPC, NO_WARM_UP
 from benchmark.servers import ServerSpec, free_port, wait_ready
@@ -51,6 +53,7 @@ def test_server_when_requests_would_end_its_ranks_then_each_is_refused_and_it_go
         (ids, {"top_p": -1.0}),
         (ids, {"stop_token_ids": [VOCABULARY]}),
         (ids, {"logit_bias": {"1": 1e30}}),
+        (ids, {"n": 4097}),
     ):
         # One for each rank.
         for _ in range(2):
@@ -59,6 +62,22 @@ def test_server_when_requests_would_end_its_ranks_then_each_is_refused_and_it_go
             assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT, sampling
     assert server.is_running()
     assert [server.tokens()(ids, None).said for _ in range(2)] == [right.said] * 2
+
+
+def test_requests_when_they_name_no_id_or_the_same_then_none_gets_the_tokens_of_another(server, prompt):
+    prompts = [prompt(f"grpc, {number}", 60) for number in range(4)]
+    # By its number of tokens an answer is told from the others.
+    asked = [
+        (ids, messages.SamplingParams(**GREEDY | {"max_new_tokens": 100 + 10 * n})) for n, ids in enumerate(prompts)
+    ]
+    with ThreadPoolExecutor(4) as pool:
+        unnamed = [pool.submit(server.answers, *one, request_id="") for one in asked]
+        assert [len(one.result()) for one in unnamed] == [100, 110, 120, 130]
+        first, second = (pool.submit(server.answers, *one, request_id="taken") for one in asked[:2])
+        (refused,) = filter(None, (first.exception(), second.exception()))
+        assert refused.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert len(second.result()) == 110 if first.exception() else len(first.result()) == 100
+    assert len(server.answers(*asked[1], request_id="taken")) == 110
 
 
 class BesideHttp:

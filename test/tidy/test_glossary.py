@@ -28,8 +28,8 @@ ORDINARY = set(
     described description device doctor drive driver dropped dry dsa dualpath else elsewhere ending endpoint engine
     entry error estimate estimated event everywhere evicting executor explain exported fact failed fault figure file
     filled finding flag fleet folder followed foreign form forward forwarder found full gauge geometry given gpu
-    grammar group grown growth hash health hicache history holding hook host http hybrid identity ids image index
-    init io iovec ipc json kept kernel kind knob known kv landed large latest launch launched launcher layer
+    grammar group grown growth grpc hash health hicache history holding hook host http hybrid identity ids image
+    index init io iovec ipc json kept kernel kind knob known kv landed large latest launch launched launcher layer
     layerwise layout leased lending lent level limit limited line list lmetric load location lockstep log long look
     lost machine main maker map mapped match memory metric mha mla mode model mooncake mount move native no node
     observe offload openai opened opening option order outcome own pace pacing page paired part path pause peer

@@ -132,18 +132,29 @@ def before_validate_one_request(manager: Any, obj: Any, input_ids: Sequence[int]
         taken_ids.take_room(getattr(obj, "bootstrap_room", None), obj.rid)
 
 
+def check_num_samples(num_samples: Any) -> None:
+    """Of one prompt.
+
+    Raises:
+        BadRequest: for more than this server makes.
+    """
+    if not isinstance(num_samples, int | float):
+        return
+    if num_samples > 1 and runtime.is_of_a_pair():
+        # SGLang gives all of them one room, and its rank ends when a second one comes to it.
+        raise BadRequest(
+            f"sampling_params: n is {str(num_samples)[:32]}, and a pair of servers makes one sample of a prompt: "
+            "send the prompt as often"
+        )
+    if num_samples > MOST_SAMPLES:
+        raise BadRequest(f"sampling_params: n is {str(num_samples)[:32]}, {MOST_SAMPLES} at most")
+
+
 def _check_samples(obj: Any) -> None:
     sampling = getattr(obj, "sampling_params", None)
     for params in sampling if isinstance(sampling, list) else [sampling]:
         num_samples = params.get("n") if isinstance(params, dict) else None
-        if isinstance(num_samples, int | float) and num_samples > 1 and runtime.is_of_a_pair():
-            # SGLang gives all of them one room, and its rank ends when a second one comes to it.
-            raise BadRequest(
-                f"sampling_params: n is {str(num_samples)[:32]}, and a pair of servers makes one sample of a prompt: "
-                "send the prompt as often"
-            )
-        if isinstance(num_samples, int | float) and num_samples > MOST_SAMPLES:
-            raise BadRequest(f"sampling_params: n is {str(num_samples)[:32]}, {MOST_SAMPLES} at most")
+        check_num_samples(num_samples)
         if isinstance(num_samples, int) and num_samples > 1 and num_samples * _num_prompts(obj) > MOST_SAMPLES_IN_ALL:
             raise BadRequest(
                 f"sampling_params: n is {num_samples}, for {_num_prompts(obj)} prompts: {MOST_SAMPLES_IN_ALL} samples "

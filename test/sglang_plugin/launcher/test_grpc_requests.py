@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's gRPC servicer, with Banyan's hooks and without ranks: each request has an id of its own, and so many samples
+as a request over HTTP may have."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from sglang.srt.disaggregation.utils import DisaggregationMode
+from smg_grpc_servicer.sglang.request_manager import GrpcRequestManager
+
+from banyan import faults
+from banyan.config import Config
+from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.launcher import clients, grpc_requests
+
+around_request = faults.around(grpc_requests.around_request, "test")
+before_known = faults.beside(grpc_requests.before_known, "test")
+
+
+class Servicer(GrpcRequestManager):
+    def __init__(self):
+        self.rid_to_state = {}
+        self.sent = []
+        self.enable_trace = False
+        self.crash_dump_request_list = []
+        self.disaggregation_mode = DisaggregationMode.NULL
+
+    async def _send_to_scheduler(self, obj):
+        self.sent.append(obj.rid)
+
+    def generate_request(self, *args, **named):
+        return around_request(GrpcRequestManager.generate_request, self, *args, **named)
+
+    def embedding_request(self, *args, **named):
+        return around_request(GrpcRequestManager.embedding_request, self, *args, **named)
+
+    def _req_stats_init(self, *args):
+        before_known(self, *args)
+        super()._req_stats_init(*args)
+
+
+@pytest.fixture(autouse=True)
+def _sharing_alone(monkeypatch):
+    monkeypatch.setattr(runtime, "config", lambda: Config())
+    monkeypatch.setattr(runtime, "disaggregation_mode", lambda: "null")
+
+
+def asked(num_samples=1):
+    return SimpleNamespace(sampling_params=SimpleNamespace(n=num_samples, max_new_tokens=8), stream=True, rid="")
+
+
+async def generate(servicer, request_id, num_samples=1):
+    outputs = servicer.generate_request(obj=asked(num_samples), request_id=request_id, grpc_context=None)
+    return [output async for output in outputs]
+
+
+async def embed(servicer, request_id, num_samples=1):
+    return [await (await servicer.embedding_request(obj=asked(num_samples), request_id=request_id))]
+
+
+async def answered(servicer, *requests):
+    """What becomes of requests that are under way at once; each that is known is answered with its id."""
+    waiting = [asyncio.ensure_future(request) for request in requests]
+    await asyncio.sleep(0.01)
+    for rid, state in list(servicer.rid_to_state.items()):
+        state.out_queue.put_nowait({"said to": rid, "finished": True})
+        state.event.set()
+    return await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+
+
+@pytest.mark.parametrize("ask", [generate, embed])
+def test_requests_when_two_at_once_name_no_id_then_each_gets_its_own_answer(ask):
+    servicer = Servicer()
+    answers = asyncio.run(answered(servicer, ask(servicer, ""), ask(servicer, "")))
+    assert [len(one) for one in answers] == [1, 1]
+    assert [answer["said to"] for (answer,) in answers] == servicer.sent and len(set(servicer.sent)) == 2
+    assert servicer.rid_to_state == {}
+
+
+@pytest.mark.parametrize("ask", [generate, embed])
+def test_request_when_its_id_is_under_way_then_it_is_refused_and_the_first_one_gets_its_answer(ask):
+    servicer = Servicer()
+    first, second = asyncio.run(answered(servicer, generate(servicer, "a"), ask(servicer, "a")))
+    assert first == [{"said to": "a", "finished": True}] and servicer.sent == ["a"]
+    # Which the servicer answers with INVALID_ARGUMENT.
+    assert isinstance(second, ValueError) and "request 'a' is under way" in str(second)
+
+
+def test_samples_when_another_request_has_the_id_of_one_then_that_one_gets_its_answer():
+    servicer = Servicer()
+    first, second = asyncio.run(answered(servicer, generate(servicer, "a-prefix"), generate(servicer, "a", 2)))
+    assert first == [{"said to": "a-prefix", "finished": True}]
+    assert isinstance(second, ValueError)
+
+
+def test_id_when_its_request_is_over_then_it_may_come_again():
+    servicer = Servicer()
+    for _ in range(2):
+        assert asyncio.run(answered(servicer, generate(servicer, "a"))) == [[{"said to": "a", "finished": True}]]
+
+
+@pytest.mark.parametrize("ask", [generate, embed])
+@pytest.mark.parametrize(
+    ("mode", "num_samples"), [("null", clients.MOST_SAMPLES + 1), ("null", 2**32 - 1), ("prefill", 2)]
+)
+def test_request_when_it_wants_too_many_samples_then_it_is_refused_before_any_is_made(
+    monkeypatch, ask, mode, num_samples
+):
+    monkeypatch.setattr(runtime, "disaggregation_mode", lambda: mode)
+    servicer = Servicer()
+    (refused,) = asyncio.run(answered(servicer, ask(servicer, "a", num_samples)))
+    assert isinstance(refused, ValueError) and f"n is {num_samples}" in str(refused)
+    assert servicer.sent == []
+
+
+def test_request_when_banyan_is_off_then_the_servicer_does_as_it_does(monkeypatch):
+    monkeypatch.setattr(runtime, "config", lambda: None)
+    servicer = Servicer()
+    first, second = (embed(servicer, "", 2**32 - 1) for _ in range(2))
+    assert asyncio.run(answered(servicer, first)) == asyncio.run(answered(servicer, second))
+    assert servicer.sent == ["", ""]
