@@ -5,6 +5,8 @@ process, and beside HTTP, where that process answers."""
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 from smg_grpc_proto import sglang_scheduler_pb2 as messages
-from test.e2e.conftest import ARGS, CPU, MODEL, Client
+from test.e2e.conftest import ARGS, CPU, MODEL, Client, until
 
 from benchmark.modes.asking import GREEDY
 from benchmark.modes.by_grpc import GrpcServer
@@ -135,3 +137,16 @@ def test_prompt_when_grpc_is_beside_http_then_it_is_fetched_until_a_flush_and_wh
     ):
         assert beside.complete(**bad)["code"] == 400, bad
     assert beside.server.is_running()
+
+
+def test_server_when_it_is_told_to_end_then_what_is_new_by_grpc_is_refused_and_it_ends(beside, prompt):
+    ids = prompt("beside, at the end", 60)
+    with ThreadPoolExecutor(1) as pool:
+        under_way = pool.submit(beside.complete, prompt=ids, max_tokens=400, ignore_eos=True)
+        until(
+            lambda: Client(beside.server).num_tokens_at(0) + Client(beside.server).num_tokens_at(1) or under_way.done()
+        )
+        os.kill(beside.server.pid, signal.SIGTERM)
+        until(lambda: beside.complete(prompt=ids, max_tokens=1).get("code") == 503)
+        assert under_way.result()["usage"]["completion_tokens"] == 400
+    until(lambda: not beside.server.is_running(), timeout_s=60)

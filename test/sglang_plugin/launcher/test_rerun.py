@@ -9,11 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fastapi import HTTPException
+from fastapi import HTTPException, Request
 from sglang.srt.lora.lora_registry import LoRARef, LoRARegistry
 from sglang.srt.managers.io_struct import EmbeddingReqInput, GenerateReqInput
 from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope
 
+from banyan import faults
 from banyan.config import Config
 from banyan.features.pairs.roles import Role
 from banyan.planner import asked
@@ -28,7 +29,7 @@ DAMAGED = HTTPException(status_code=HTTPStatus.SERVICE_UNAVAILABLE, detail=rerun
 ABORT = {"meta_info": {"finish_reason": {"type": "abort", "message": rerun.LOAD_FAILED, "status_code": 503}}}
 
 
-MANAGER = SimpleNamespace(model_config=SimpleNamespace(vocab_size=320), rid_to_state={})
+MANAGER = SimpleNamespace(model_config=SimpleNamespace(vocab_size=320), rid_to_state={}, gracefully_exit=False)
 
 
 class Engine:
@@ -164,6 +165,37 @@ def test_answer_when_banyan_is_off_then_nothing_is_touched(monkeypatch):
     monkeypatch.setattr(runtime, "is_sharing", lambda: False)
     with pytest.raises(HTTPException):
         ask(Engine([DAMAGED], ["never"]))
+
+
+BY_HTTP, BY_GRPC, BY_A_PROGRAM = (
+    Request({"type": "http", "path": "/generate", "headers": []}),
+    SimpleNamespace(headers={}),
+    None,
+)
+
+
+@pytest.mark.parametrize("config", [Config(), None], ids=["on", "off"])
+@pytest.mark.parametrize("request_", [BY_GRPC, BY_A_PROGRAM], ids=["by gRPC", "by a program"])
+def test_request_when_the_server_was_told_to_end_then_it_keeps_the_server_no_longer(monkeypatch, request_, config):
+    monkeypatch.setattr(runtime, "config", lambda: config)
+    monkeypatch.setattr(runtime, "is_sharing", lambda: config is not None)
+    manager = SimpleNamespace(**vars(MANAGER) | {"gracefully_exit": True})
+    around = faults.around(rerun.around_generate_request, "test")
+
+    async def refused():
+        engine = Engine(["never"])
+        answers = around(engine.generate, manager, GenerateReqInput(input_ids=[1], sampling_params={}), request_)
+        with pytest.raises(HTTPException, match="told to end") as error:
+            await anext(answers)
+        return engine.seen, error.value.status_code
+
+    assert asyncio.run(refused()) == ([], 503)
+
+
+def test_request_when_it_came_by_http_before_the_server_was_told_to_end_then_what_it_asks_for_is_answered():
+    """Of one response with tools, or of a long sound, there are several prompts."""
+    manager = SimpleNamespace(**vars(MANAGER) | {"gracefully_exit": True})
+    assert ask(Engine(["an answer"]), BY_HTTP, manager) == ["an answer"]
 
 
 @pytest.mark.parametrize("answer", ["an answer", ValueError("none")], ids=["answered", "refused"])

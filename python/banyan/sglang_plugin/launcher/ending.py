@@ -12,6 +12,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
+from fastapi import HTTPException
 from sglang.srt.entrypoints import http_server
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -25,6 +26,8 @@ ANSWERED_HERE = frozenset(
 ANSWERED_BELOW = ("/metrics", "/v1/models/", "/v1/responses/")
 """Whatever has become of the ranks; all routes that begin so."""
 
+ENDS = "this server was told to end, and takes no new requests"
+
 END_SOONER = frozenset(("/abort_request", "/continue_generation"))
 """What runs, and what stands still; nobody waits for an answer of the ranks."""
 
@@ -32,6 +35,17 @@ END_SOONER = frozenset(("/abort_request", "/continue_generation"))
 def before_setup_http(*args: Any, **named: Any) -> None:
     """SGLang is about to serve."""
     add_to(http_server.app)
+
+
+def refuse_beside_http(request: Any, manager: Any) -> None:
+    """Of a prompt that came by gRPC or from a program. One by HTTP has passed by ``EndRefusal``: what it has begun, and
+    asks for in several prompts, is answered.
+
+    Raises:
+        HTTPException: where this server was told to end. SGLang waits for as long as it has anything to answer.
+    """
+    if not hasattr(request, "scope") and manager.gracefully_exit:
+        raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, ENDS)
 
 
 def around_set_server_stop_hook(original: Callable[..., None], manager: Any, hook: Callable[[], None]) -> None:
@@ -71,6 +85,5 @@ def _ends() -> bool:
 
 
 def _refusal() -> ASGIApp:
-    line = "this server was told to end, and takes no new requests"
-    error = {"message": line, "type": "server_ends", "code": HTTPStatus.SERVICE_UNAVAILABLE.value}
+    error = {"message": ENDS, "type": "server_ends", "code": HTTPStatus.SERVICE_UNAVAILABLE.value}
     return JSONResponse({"error": error}, HTTPStatus.SERVICE_UNAVAILABLE, {"retry-after": "1"})

@@ -32,7 +32,7 @@ from banyan.routing.headers import PLAN_HEADER, READ_HEADER, SOURCE_HEADER
 from banyan.routing.hint import ACTION_VERSION, READ_ACTION, SESSION_ACTION, SOURCE_ACTION, TEXT, ReadHint, SourceHint
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.kv_hints import with_action
-from banyan.sglang_plugin.launcher import clients, prompt_tokens, taken_ids, tenant_salts
+from banyan.sglang_plugin.launcher import clients, ending, prompt_tokens, taken_ids, tenant_salts
 
 logger = logging.getLogger("banyan")
 
@@ -43,6 +43,7 @@ async def around_generate_request(
     original: Callable[..., AsyncIterator[Any]], manager: Any, obj: Any, request: Any = None
 ) -> AsyncIterator[Any]:
     """SGLang's answers; those of a second run when the first one ended before its first token for damaged pages."""
+    ending.refuse_beside_http(request, manager)
     if prompt_tokens.is_only_asked_about():
         await prompt_tokens.tell(obj, manager)
         return
