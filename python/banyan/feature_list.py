@@ -61,7 +61,14 @@ def _scheme(config: Config) -> str:
 
 
 FEATURES: tuple[Feature, ...] = (
-    Feature(name=CORE, instead="Banyan is off, and SGLang serves as without it"),
+    Feature(
+        name=CORE,
+        instead="Banyan is off, and SGLang serves as without it",
+        # At their start the ranks of the other nodes wait for those of this one.
+        needed_by=lambda asked: (
+            "--nnodes" if asked.config.shares and asked.layout is not None and asked.layout.num_nodes > 1 else ""
+        ),
+    ),
     Feature(
         name="placement",
         instead="SGLang's own method chooses ranks (--banyan-policy sglang)",

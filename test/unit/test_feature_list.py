@@ -9,6 +9,7 @@ from banyan import feature_list as features
 from banyan import patches
 from banyan.config import Config
 from banyan.feature import Asked
+from banyan.layout import Layout
 from banyan.refusals.models import ModelFacts
 
 QUEUE = patches.load_queue()
@@ -83,6 +84,16 @@ def test_server_when_it_shares_nothing_then_nothing_of_sharing_is_needed(name):
 def test_server_when_it_shares_nothing_and_is_to_hide_where_tokens_were_cached_then_it_needs_what_hides_it():
     hiding = replace(ASKED, config=replace(ALONE, answer_details=False))
     assert features.needed(hiding) == ["core", "answers"]
+
+
+def test_core_when_it_is_off_on_one_of_several_nodes_then_the_server_is_refused_for_the_others_would_wait():
+    layout = Layout(dp=1, attn_dp=4, attn_cp=1, attn_tp=1)
+    over = replace(ASKED, layout=replace(layout, num_nodes=2))
+    off = {features.CORE: ("patch x: it has changed",)}
+    (line,) = features.refusals(off, over)
+    assert line.startswith("--nnodes") and "it has changed" in line and "use --banyan-share off" in line
+    assert features.refusals(off, replace(over, layout=layout)) == []
+    assert features.refusals(off, replace(over, config=ALONE)) == []
 
 
 def test_placement_when_it_is_off_then_sglang_chooses_and_nothing_is_looked_up():

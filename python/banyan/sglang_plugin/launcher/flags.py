@@ -146,10 +146,12 @@ def _turn_on(asked: argparse.Namespace, args: Any) -> dict[str, Any] | None:
     if reasons:
         runtime.refuse(*reasons)
     off = seams.unfit()
-    if any(one.name == features.CORE for one in off):
+    core = [one for one in off if one.name == features.CORE]
+    if core:
         if wanted.tenant_secret_file:
-            runtime.refuse(misfit_refusal(off[0].line))
-        logger.warning("banyan: off, SGLang is not the one that it was written against: %s", off[0].line)
+            runtime.refuse(misfit_refusal(core[0].line))
+        _refuse_who_needs(core, asked_of(args, wanted, layout))
+        logger.warning("banyan: off, SGLang is not the one that it was written against: %s", core[0].line)
         return None
     wanted = _without(off, wanted, asked_of(args, wanted, layout))
     carried = _inject(args, wanted, layout)
@@ -172,11 +174,15 @@ def _wanted(asked: argparse.Namespace, args: Any, layout: Layout) -> Config:
     return _with_member_slots(wanted, layout)
 
 
-def _without(off: Sequence[features.Off], wanted: Config, asked: Asked) -> Config:
-    """Switch these off, here and in the processes to come; what is wanted of the rest. Refuses who needs them."""
+def _refuse_who_needs(off: Sequence[features.Off], asked: Asked) -> None:
     reasons = features.refusals({one.name: one.reasons for one in off}, asked)
     if reasons:
         runtime.refuse(*reasons)
+
+
+def _without(off: Sequence[features.Off], wanted: Config, asked: Asked) -> Config:
+    """Switch these off, here and in the processes to come; what is wanted of the rest. Refuses who needs them."""
+    _refuse_who_needs(off, asked)
     for one in off:
         logger.log(
             logging.WARNING if one.feature.is_used(asked) else logging.INFO,
