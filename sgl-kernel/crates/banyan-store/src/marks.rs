@@ -459,6 +459,28 @@ mod tests {
     }
 
     #[test]
+    fn writer_when_its_file_server_has_lost_a_handle_once_then_its_shelf_is_not_taken_to_be_another_machines()
+     {
+        let scratch = Scratch::new();
+        let mark = &ours().mark(&scratch.path(""), 1).unwrap().unwrap();
+        // The thread ends with its filter.
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                refuse(libc::SYS_utimensat, libc::ESTALE);
+                mark.confirm().unwrap();
+                let before = uptime().checked_sub(PATIENCE + SIGN_EVERY);
+                let Some(before) = before else { return };
+                mark.signs().last = Some(before);
+                let refused = mark.confirm().unwrap_err().to_string();
+                assert!(refused.contains("Stale file handle"), "{refused}");
+            });
+        });
+        mark.confirm().unwrap();
+        fs::remove_file(&mark.path).unwrap();
+        assert!(mark.confirm().is_err());
+    }
+
+    #[test]
     fn writer_when_it_could_give_no_sign_for_long_then_it_writes_nothing_until_it_can() {
         let scratch = Scratch::new();
         let mark = ours().mark(&scratch.path(""), 1).unwrap().unwrap();
