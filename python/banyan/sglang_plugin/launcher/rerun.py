@@ -19,6 +19,7 @@ import copy
 import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 from fastapi import HTTPException
@@ -38,12 +39,16 @@ logger = logging.getLogger("banyan")
 
 LOOK_PERIOD_S, MOST_LOOKS = 0.05, 100
 
+UNDER_WAY: ContextVar[object] = ContextVar("banyan_request_under_way", default=None)
+"""Another one for each request that comes in, with all its prompts."""
+
 
 async def around_generate_request(
     original: Callable[..., AsyncIterator[Any]], manager: Any, obj: Any, request: Any = None
 ) -> AsyncIterator[Any]:
     """SGLang's answers; those of a second run when the first one ended before its first token for damaged pages."""
     ending.refuse_beside_http(request, manager)
+    UNDER_WAY.set(object())
     if prompt_tokens.is_only_asked_about():
         await prompt_tokens.tell(obj, manager)
         return

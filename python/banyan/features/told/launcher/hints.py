@@ -22,6 +22,7 @@ from banyan.features.told.table import Refused
 from banyan.routing.conversation import name_of
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.launcher.prompt_tokens import is_only_asked_about
+from banyan.sglang_plugin.launcher.rerun import UNDER_WAY
 from banyan.sglang_plugin.prompt_refusals import BadRequest
 
 ACTIONS = frozenset(Action) - {Action.LIST}
@@ -34,8 +35,8 @@ MOST_WISHES = 64
 """Of ``cache_control``, on their way to the ranks at once, and of one tenant half as many. What comes on top is not
 told, but counted."""
 
-_deadlines_s: ContextVar[tuple[float, float] | None] = ContextVar("banyan_told_deadlines", default=None)
-"""Of the request that this is done for, with all its prompts: for pins, and for wishes."""
+_deadlines: ContextVar[tuple[object, float, float] | None] = ContextVar("banyan_told_deadlines", default=None)
+"""A request, and until when it waits with all its prompts: for pins, and for wishes."""
 _ttl_s: ContextVar[float | None] = ContextVar("banyan_cache_control_ttl", default=None)
 _wishes: dict[asyncio.Task[None], str] = {}
 """With the tenant of each."""
@@ -50,11 +51,6 @@ async def around_handle_messages(
         fields = await raw_request.json()
         _ttl_s.set(ttl_s_of(fields) if isinstance(fields, dict) else None)
     return await original(serving, request, raw_request, *args, **named)
-
-
-def before_generate_request(*args: Any, **named: Any) -> None:
-    """A request begins, maybe where another one has ended."""
-    _deadlines_s.set(None)
 
 
 async def around_tokenize_one_request(original: Callable[..., Awaitable[Any]], manager: Any, obj: Any) -> Any:
@@ -77,10 +73,11 @@ async def around_tokenize_one_request(original: Callable[..., Awaitable[Any]], m
 
 
 async def _tell_in_turn(said: Sequence[tuple[str, dict[str, Any]]], tokenized: Any, manager: Any) -> None:
-    if (deadlines_s := _deadlines_s.get()) is None:
-        deadlines_s = deadline_s(telling_ranks.TIMEOUT_S), deadline_s(WISHES_WAIT_S)
-        _deadlines_s.set(deadlines_s)
-    pins_until_s, wishes_until_s = deadlines_s
+    known = _deadlines.get()
+    if known is None or known[0] is not UNDER_WAY.get():
+        known = UNDER_WAY.get(), deadline_s(telling_ranks.TIMEOUT_S), deadline_s(WISHES_WAIT_S)
+        _deadlines.set(known)
+    _, pins_until_s, wishes_until_s = known
     for action, payload in said:
         is_pin = action == Action.PIN
         try:
