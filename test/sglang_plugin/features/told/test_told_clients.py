@@ -36,6 +36,7 @@ from banyan.sglang_plugin.prompt_refusals import BadRequest
 
 GENERATE = "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request"
 TOKENIZE = "sglang.srt.managers.tokenizer_manager.TokenizerManager._tokenize_one_request"
+ABORT = "sglang.srt.managers.tokenizer_manager.TokenizerManager.abort_request"
 MESSAGES = "sglang.srt.entrypoints.anthropic.serving.AnthropicServing.handle_messages"
 
 
@@ -263,14 +264,15 @@ def test_actions_when_their_request_has_many_prompts_then_it_waits_no_longer_tha
 
 
 @pytest.mark.parametrize("is_sent", [True, False], ids=["the request is sent", "it fails before"])
+@pytest.mark.parametrize("meant", [{"rid": "r"}, {"abort_all": True}], ids=["it", "all"])
 def test_request_when_it_is_aborted_while_ranks_are_told_then_the_abort_is_sent_behind_it(
-    manager, monkeypatch, is_sent
+    manager, monkeypatch, is_sent, meant
 ):
     monkeypatch.setattr(hints, "ABORT_LOOK_PERIOD_S", 0.001)
     manager.rid_to_state["r"] = state = SimpleNamespace(dispatched=False, abort_sent=False)
 
     async def aborted(asked):
-        manager.abort_request("r")
+        hooked(ABORT, TokenizerManager.abort_request)(manager, **meant)
         return [DumperControlReqOutput(success=True, response=[{"num_pages": 1}], error="")]
 
     monkeypatch.setattr(manager, "dumper_control", aborted)
@@ -278,14 +280,26 @@ def test_request_when_it_is_aborted_while_ranks_are_told_then_the_abort_is_sent_
     async def run():
         await hooked(TOKENIZE, tokenize)(manager, hinted(("pin", "1", {})))
         await asyncio.sleep(0.01)
-        assert [one.rid for one in manager.sent] == ["r"], "to ranks that do not know it"
+        assert [one.rid for one in manager.sent] == [meant.get("rid", "")], "to ranks that do not know it"
         state.dispatched = is_sent
         if not is_sent:
             del manager.rid_to_state["r"]
         await asyncio.sleep(0.05)
 
     asyncio.run(run())
-    assert len(manager.sent) == 1 + is_sent and state.abort_sent
+    assert [one.rid for one in manager.sent[1:]] == ["r"] * is_sent and state.abort_sent
+
+
+def test_request_when_all_are_aborted_before_or_behind_it_then_it_goes_on(manager):
+    manager.rid_to_state["r"] = state = SimpleNamespace(dispatched=False, abort_sent=False)
+
+    async def run():
+        for _ in range(2):
+            hooked(ABORT, TokenizerManager.abort_request)(manager, abort_all=True)
+            await hooked(TOKENIZE, tokenize)(manager, hinted(("pin", "1", {})))
+
+    asyncio.run(run())
+    assert len(manager.sent) == 2 and not state.abort_sent
 
 
 async def all_that_can_run():

@@ -40,6 +40,8 @@ _deadlines: ContextVar[tuple[object, float, float] | None] = ContextVar("banyan_
 _ttl_s: ContextVar[float | None] = ContextVar("banyan_cache_control_ttl", default=None)
 _wishes: dict[asyncio.Task[None], str] = {}
 """With the tenant of each."""
+_telling: set[str] = set()
+"""Ids of requests that wait while ranks are told what they say."""
 
 
 async def around_handle_messages(
@@ -64,12 +66,24 @@ async def around_tokenize_one_request(original: Callable[..., Awaitable[Any]], m
         return tokenized
     said = list(_said(obj))
     if said:
-        await _tell_in_turn(said, tokenized, manager)
+        _telling.add(obj.rid)
+        try:
+            await _tell_in_turn(said, tokenized, manager)
+        finally:
+            _telling.discard(obj.rid)
         _heed_abort(obj.rid, manager)
     ttl_s = _ttl_s.get()
     if ttl_s is not None and _is_known_by_tokens(tokenized):
         _wish(ttl_s, tokenized, manager)
     return tokenized
+
+
+def before_abort_request(manager: Any, rid: str = "", abort_all: bool = False) -> None:
+    """An abort of all means those that wait here, too. SGLang marks none, and no rank knows them yet."""
+    if abort_all:
+        for state in map(manager.rid_to_state.get, _telling):
+            if state is not None:
+                state.abort_sent = True
 
 
 async def _tell_in_turn(said: Sequence[tuple[str, dict[str, Any]]], tokenized: Any, manager: Any) -> None:
