@@ -32,7 +32,7 @@ AT_START = {
 """Called while a server starts."""
 
 OTHER_MODES = {
-    *("14-grpc-ids", "14-grpc-requests", "15-image-numbers", "16-image-positions", "28-window-reserve"),
+    *("14-grpc-requests", "15-image-numbers", "16-image-positions", "28-window-reserve"),
     *("32-state-copied", "32-state-filled", "32-window-filled", "35-awaited-adapters", "36-decode-prefix"),
     *("36-prefill-forwards", "36-refused", "37-decode-completions", "37-decode-match", "37-dp-ranks"),
     *("55-embedding-forward", "56-arena-events"),

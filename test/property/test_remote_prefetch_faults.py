@@ -16,7 +16,7 @@ from test.unit.directory.rig import frames, keys
 from test.unit.features.nodes.rig import BLOCK, StoreNode, until
 
 from banyan import _native
-from banyan.core import SourceKind
+from banyan.arena.page_source import all_that_is_found
 from banyan.features.nodes.pull import NodeFound
 from banyan.features.nodes.remote_leases import TERM_S
 
@@ -58,10 +58,6 @@ class RemotePrefetchWire(Wire):
         return 1
 
 
-def all_found(num_missing: int, num_found: int, kind: SourceKind) -> int:
-    return num_found
-
-
 def test_prompt_when_the_node_that_reads_its_end_fails_then_no_wrong_byte_lands_and_nothing_is_left(
     tmp_path: Path,
 ) -> None:
@@ -93,7 +89,7 @@ def test_prompt_when_the_node_that_reads_its_end_fails_then_no_wrong_byte_lands_
 
 def fetch(p: StoreNode, lender: Lender, rng: random.Random) -> bool:
     """The whole prompt into the pool; whether it landed."""
-    p.arrive("r", PROMPT, 0, all_found, node=NODE, first_page=rng.randrange(NUM_PAGES))
+    p.arrive("r", PROMPT, 0, all_that_is_found, node=NODE, first_page=rng.randrange(NUM_PAGES))
     p.poll()
     assert not p.remote.is_sent_for("r")
     offer = p.cache.prepare(request("r"), PROMPT)

@@ -6,11 +6,11 @@ Invariants
   2. A copy leases the pages it reads like a peer's copy does, so SGLang may free them meanwhile.
   3. What is offered is queued until the next poll, and sent then in one copy: to wake the copy thread takes longer
      than all else. No more than ``max_pages`` are on their way; the rest stays queued. Nothing waits. What has left
-     the pool by then is dropped and counted; so is what waits in front where ``MAX_QUEUED_PAGES`` wait, for it may be
-     of an owner without frames, and the newcomer of one that has some. What found no frame goes
-     behind the others, which wait with it: one look walks past all that is held once. Where frames are there for one
-     owner and not for another, only those of the same owner wait with it. The queue is looked at again once a frame is
-     free, with the next offer, and every ``LOOK_AGAIN_S``: nobody tells when a page can be evicted again.
+     the pool by then, and what is more than ``MAX_QUEUED_PAGES``, is dropped and counted: what comes, but first what
+     waits in front for an owner without frames. What found no frame goes behind the others, which wait with it: one
+     look walks past all that is held once. Where frames are there for one owner and not for another, only those of the
+     same owner wait with it. The queue is looked at again once a frame is free, with the next offer, and every
+     ``LOOK_AGAIN_S``: nobody tells when a page can be evicted again.
   4. No page takes a frame from those of its own chain that come before it, as far as the chain was offered together.
 
 A page: queued -> copying -> resident, or passed over, or dropped. One thread calls; the copies have their own.
@@ -101,6 +101,8 @@ class Backup:
         self._on_their_way: set[str] = set()
         self._queue: deque[_Queued] = deque()
         self._num_queued = 0
+        self._without_frames: set[str] = set()
+        """Owners that the last look at the queue tried in vain."""
         self._has_news = False
         """Since the last look at the queue something was offered or has landed: there may be something to send."""
         self._look_again_s = clock()
@@ -111,16 +113,22 @@ class Backup:
         self._has_news = True
 
     def _enqueue(self, chain: _Queued) -> None:
-        keys = chain.keys[:MAX_QUEUED_PAGES]
-        num_dropped = len(chain.keys) - len(keys)
-        self._num_queued += len(keys)
-        while self._num_queued > MAX_QUEUED_PAGES:
-            num_first = len(self._queue.popleft().keys)
-            self._num_queued -= num_first
-            num_dropped += num_first
-        self._counters.backups_dropped_pages += num_dropped
+        if self._residency.owner_of(chain.keys) not in self._without_frames:
+            self._make_way(len(chain.keys))
+        keys = chain.keys[: MAX_QUEUED_PAGES - self._num_queued]
+        self._counters.backups_dropped_pages += len(chain.keys) - len(keys)
         if keys:
             self._queue.append(_Queued(keys, chain.behind))
+            self._num_queued += len(keys)
+
+    def _make_way(self, num_pages: int) -> None:
+        """Of chains in front whose owners have no frames."""
+        while self._queue and self._num_queued + num_pages > MAX_QUEUED_PAGES:
+            if self._residency.owner_of(self._queue[0].keys) not in self._without_frames:
+                return
+            num_dropped = len(self._queue.popleft().keys)
+            self._num_queued -= num_dropped
+            self._counters.backups_dropped_pages += num_dropped
 
     def poll(self) -> list[Landed]:
         """Publish what has landed since the last call, and send what is queued. Never blocks."""
@@ -157,7 +165,7 @@ class Backup:
 
     def _lease(self, loads: list[tuple[Lease, array[int]]], sent: list[_Sent]) -> None:
         """What one copy is to bring; all that is claimed for it is in ``sent``."""
-        without_frames: set[str] = set()
+        self._without_frames = without_frames = set[str]()
         num_passed = 0
         for _ in range(len(self._queue)):
             if len(self._on_their_way) >= self._max_pages or num_passed >= MOST_PASSED_OVER:

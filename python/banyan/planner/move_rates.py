@@ -11,12 +11,16 @@ from collections.abc import Mapping
 from math import inf
 
 from banyan.core import SourceKind, Supplier
+from banyan.latest import Latest
 from banyan.pacing.correction import length_class, nearest, shortest_of_class
 from banyan.telemetry import Estimate
 
 FEW = 3
 """An estimate of fewer moves is taken to be off by as much as it is."""
 
+
+MOST_SUPPLIERS = 1024
+"""Nodes come and go, with other addresses."""
 
 MOST_TIMES = 8.0
 """One move (a suspended process) may count for no more than this many times what was expected, a trial as well."""
@@ -26,12 +30,13 @@ class MoveRates:
     """Microseconds for each token moved."""
 
     def __init__(self) -> None:
-        self._per_token_us: dict[Supplier, dict[int, Estimate]] = {}
+        self._per_token_us = Latest[Supplier, dict[int, Estimate]](MOST_SUPPLIERS)
 
     def observe(self, supplier: Supplier, num_tokens: int, move_us: float) -> None:
         """``num_tokens`` came from ``supplier`` in ``move_us``. Moves of nothing say nothing."""
         if num_tokens > 0 and move_us > 0:
-            classes = self._per_token_us.setdefault(supplier, {})
+            classes = self._per_token_us.get(supplier, {})
+            self._per_token_us.put(supplier, classes)
             estimate = classes.setdefault(length_class(num_tokens), Estimate())
             most_us = MOST_TIMES * estimate.mean or inf
             estimate.observe(min(move_us / num_tokens, most_us))

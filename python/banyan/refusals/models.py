@@ -34,7 +34,13 @@ class ModelFacts:
 COMPRESSION_RATIOS = frozenset({0, 4, 128})
 """DeepSeek-V4's. Of other rates several layers share the rows of one."""
 
-ENCODERS = frozenset({"BertForSequenceClassification", "XLMRobertaForSequenceClassification", "Lfm2BidirectionalModel"})
+ENCODERS = frozenset(
+    {
+        *("BertForSequenceClassification", "XLMRobertaForSequenceClassification", "Lfm2BidirectionalModel"),
+        # Diffusion, without its --dllm-algorithm too.
+        *("LLaDA2MoeModelLM", "SDARForCausalLM", "SDARMoeForCausalLM"),
+    }
+)
 """In these, too, each token sees those behind it: a prefix's KV depends on the whole prompt, and no key says so."""
 
 LLAMAS = ("IQuestCoder", "InternLM3", "Llama", "Ministral3", "Mistral", "Phi3", "TeleFLM")

@@ -17,9 +17,8 @@ from contextlib import AbstractContextManager
 from banyan.sglang_plugin import runtime
 
 PATIENCE_S = 0.001
-"""It is held for microseconds. While somebody is stopped with it, every report and every look takes so long."""
-
-LOOK_PERIOD_S = 0.0001
+"""It is held for microseconds, less than a sleep takes. While somebody is stopped with it, every report and every look
+takes so long."""
 
 
 def around_file_lock(
@@ -33,7 +32,7 @@ def _locked_soon(fd: int, lock_type: int) -> Iterator[None]:
     """With the lock, or without it where it is not to be had."""
     until_s = time.monotonic() + PATIENCE_S
     while not _is_locked(fd, lock_type) and time.monotonic() < until_s:
-        time.sleep(LOOK_PERIOD_S)
+        time.sleep(0)
     try:
         yield
     finally:

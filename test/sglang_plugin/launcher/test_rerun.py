@@ -38,10 +38,12 @@ class Engine:
     def __init__(self, *runs):
         self.runs = list(runs)
         self.seen = []
+        self.under_way = []
 
     def generate(self, manager, obj, request):
         obj.normalize_batch_and_arguments()
         self.seen.append(obj.kv_hints)
+        self.under_way.append(rerun.UNDER_WAY.get())
         return self._answers()
 
     def embed(self, manager, obj, request):
@@ -77,6 +79,19 @@ def test_answer_when_pages_were_damaged_then_the_second_runs_and_it_computes():
     engine = Engine([DAMAGED], ["right"])
     assert ask(engine) == ["right"]
     assert engine.seen[0] is None and actions(engine.seen[1]) == [asked.ACTION_TYPE]
+
+
+def test_run_when_another_was_before_it_in_the_same_task_then_it_is_told_from_that_one():
+    engine = Engine(["right"], [DAMAGED], ["right"])
+
+    async def one_by_one():
+        for _ in range(2):
+            obj = GenerateReqInput(input_ids=[1, 2, 3], sampling_params={})
+            async for _answer in rerun.around_generate_request(engine.generate, MANAGER, obj):
+                pass
+
+    asyncio.run(one_by_one())
+    assert len(set(engine.under_way)) == 3 and None not in engine.under_way
 
 
 def test_damage_when_the_rid_is_long_and_has_lines_then_the_log_has_one_of_bounded_length(caplog):

@@ -34,7 +34,7 @@ class Placer:
     """Gives every generation request a hint and, unless SGLang is to choose, a rank.
 
     ``dispatcher`` is None when SGLang's own method chooses. ``read_snapshots`` gives SGLang's load snapshots. Ranks
-    that are ``silent`` get nothing that may go elsewhere, unless all are.
+    that are ``silent`` get no prompt that may go elsewhere, unless all are; those for vectors are placed by SGLang.
     """
 
     def __init__(

@@ -17,8 +17,8 @@ logger = logging.getLogger("banyan")
 
 LOOK_PERIOD_S = 1.0
 SILENCE_S = 30.0
-"""A rank reports after each step, and when a request comes. Steps of a GPU take milliseconds; those of a CPU, and the
-first ones that compile something, may take longer."""
+"""A rank reports after each prefill, after every fifteenth step of decoding and when a request comes. Steps of a GPU
+take milliseconds; those of a CPU, and the first ones that compile something, may take longer."""
 
 
 class RankWatchdog:

@@ -53,10 +53,10 @@ def _modules(adapter: Any) -> set[str]:
     try:
         said = json.loads((model_files.folder_of(adapter.lora_path) / "adapter_config.json").read_bytes())
         named = said["target_modules"]
+        return {named} if isinstance(named, str) else set(map(str, named))
     except (OSError, ValueError, KeyError, TypeError):
         # SGLang ends when it loads it.
         return set()
-    return {named} if isinstance(named, str) else set(map(str, named))
 
 
 def _told(adapter: Any, modules: Collection[str]) -> Any:

@@ -38,8 +38,8 @@ def before_setup_http(*args: Any, **named: Any) -> None:
 
 
 def refuse_beside_http(request: Any, manager: Any) -> None:
-    """Of a prompt that came by gRPC or from a program. One by HTTP has passed by ``EndRefusal``: what it has begun, and
-    asks for in several prompts, is answered.
+    """Of a prompt that came by gRPC, from a program, or as the next part of a sound by a socket. One by HTTP has passed
+    by ``EndRefusal``: what it has begun, and asks for in several prompts, is answered.
 
     Raises:
         HTTPException: where this server was told to end. SGLang waits for as long as it has anything to answer.

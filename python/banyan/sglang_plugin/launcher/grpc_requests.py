@@ -3,21 +3,25 @@
 makes as many requests of one as its client wants samples. What else they say their ranks check.
 
 Invariants
-  1. An id is one request's for as long as the servicer knows it. The second one's would take its place: each gets
-     tokens of the other, and one of them is never answered.
-  2. Who names no id shares none.
+  1. The servicer and its ranks know no id twice, whatever clients name: of two that it knows by one id each gets tokens
+     of the other, and one is never answered. It forgets an id before its ranks have, and five seconds after its end
+     whoever has it by then.
+  2. An abort of what a client has named means all that was made of it (``abort_ids``).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from banyan.sglang_plugin import runtime
+from banyan.sglang_plugin.abort_ids import GRPC
 from banyan.sglang_plugin.launcher import clients
-from banyan.sglang_plugin.prompt_refusals import BadRequest
 
 T = TypeVar("T")
+
+_numbers = itertools.count(1)
 
 
 def around_request(
@@ -30,16 +34,5 @@ def around_request(
     """
     if runtime.config() is not None:
         clients.check_num_samples(obj.sampling_params.n)
-        # A client that leaves it out has said an empty one. Where there is none the servicer makes one.
-        request_id = request_id or None
+        request_id = f"{request_id or ''}{GRPC}{next(_numbers)}"
     return original(manager, obj, request_id, *args, **named)
-
-
-def before_known(manager: Any, obj: Any, *_args: Any, **_named: Any) -> None:
-    """Each sample, too: the servicer names it by its request.
-
-    Raises:
-        BadRequest: where a request of this id is under way.
-    """
-    if runtime.config() is not None and obj.rid in manager.rid_to_state:
-        raise BadRequest(f"request_id: a request {obj.rid[:64]!r} is under way: use another id, or none")

@@ -40,7 +40,7 @@ logger = logging.getLogger("banyan")
 LOOK_PERIOD_S, MOST_LOOKS = 0.05, 100
 
 UNDER_WAY: ContextVar[object] = ContextVar("banyan_request_under_way", default=None)
-"""Another one for each request that comes in, with all its prompts."""
+"""Another one for each run of a request, with all its prompts."""
 
 
 async def around_generate_request(
@@ -93,6 +93,7 @@ async def _answers(
             raise
     # A client's text, of any length and with any line ends.
     logger.warning("banyan: pages of request %.128r were damaged: it is run again without the cache", obj.rid)
+    UNDER_WAY.set(object())
     async for answer in original(manager, _computed(fresh), request):
         yield answer
 

@@ -11,6 +11,7 @@ from test.sglang_plugin.rank.test_linker import PAGE, make_rank, page, transfer
 from test.unit.features.nodes.rig import free_address, until
 
 from banyan import _native
+from banyan.arena.page_source import all_that_is_found
 from banyan.config import Config
 from banyan.features.nodes.rank import node_access
 from banyan.features.nodes.rank.read_elsewhere import ReadElsewhere
@@ -109,7 +110,7 @@ def test_request_when_the_router_says_who_reads_then_both_do_and_it_has_the_righ
 
 def test_request_when_its_pages_leave_before_its_turn_then_the_other_one_reads_them_once(servers):
     p, tier = servers.p, servers.p.kinds.full.tier
-    tier.prefetch.start_reads(servers.names, lambda missing, found, kind: found)
+    tier.prefetch.start_reads(servers.names, all_that_is_found)
     poll(p, lambda: p.counters.read_pages == NUM_PAGES)
     req = ask(servers, "r", ReadHint(servers.node, 0))
     assert not p.kinds.full.is_awaited(requests.id_of_rid("r")), "all is here"
@@ -160,7 +161,7 @@ class Watched:
 
 def test_request_when_this_rank_is_to_read_at_its_turn_then_nothing_more_is_looked_up_to_be_read(servers, monkeypatch):
     p, tier = servers.p, servers.p.kinds.full.tier
-    tier.prefetch.start_reads(servers.names, lambda missing, found, kind: found)
+    tier.prefetch.start_reads(servers.names, all_that_is_found)
     poll(p, lambda: p.counters.read_pages == NUM_PAGES)
     req = ask(servers, "r", ReadHint(servers.node, NUM_PAGES * PAGE))
     tier.residency.reset()

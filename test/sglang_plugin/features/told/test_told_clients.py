@@ -31,10 +31,9 @@ from banyan.routing.conversation import name_of
 from banyan.routing.headers import TENANT_HEADER
 from banyan.routing.tenant_secret import TenantSecret
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.launcher import adapters, tenant_salts
+from banyan.sglang_plugin.launcher import adapters, rerun, tenant_salts
 from banyan.sglang_plugin.prompt_refusals import BadRequest
 
-GENERATE = "sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request"
 TOKENIZE = "sglang.srt.managers.tokenizer_manager.TokenizerManager._tokenize_one_request"
 ABORT = "sglang.srt.managers.tokenizer_manager.TokenizerManager.abort_request"
 MESSAGES = "sglang.srt.entrypoints.anthropic.serving.AnthropicServing.handle_messages"
@@ -249,12 +248,12 @@ def test_actions_when_their_request_has_many_prompts_then_it_waits_no_longer_tha
 
     monkeypatch.setattr(manager, "dumper_control", slow)
 
-    async def generate(num_prompts):
+    async def request(num_prompts):
+        rerun.UNDER_WAY.set(object())
         for _ in range(num_prompts):
             yield await of_told(TOKENIZE, tokenize)(manager, hinted(("pin", "1", {})))
 
     async def run():
-        request = of_told(GENERATE, generate)
         with pytest.raises(BadRequest, match="have not answered within"):
             _ = [tokenized async for tokenized in request(30)]
         assert 1 < len(manager.told) < 10
