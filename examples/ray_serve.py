@@ -21,6 +21,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 
 import ray
 from ray import serve
@@ -37,6 +38,9 @@ STOP_S = 60.0
 
 HEALTH_S = 25.0
 """SGLang itself waits 20 s for a sign of life, and Ray 30 s for an answer."""
+
+SILENT = b"ranks that have requests and do not report"
+"""So /health_ranks says, at once. Its other 503 is SGLang's: of an engine that is paused or takes weights, too."""
 
 ASKED_S = 3.0
 LIBC, PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
@@ -62,7 +66,7 @@ class Server:
             preexec_fn=_end_with_replica,
         )
         deadline_s = time.monotonic() + START_S
-        while not _is_well(self._url):
+        while not _is_up(self._url):
             if self._process.poll() is not None or time.monotonic() > deadline_s:
                 self._stop()
                 raise RuntimeError(f"the server ended with {self._process.returncode}: see the log of this replica")
@@ -75,7 +79,7 @@ class Server:
         """Asked by Ray; a replica that raises three times in a row is replaced."""
         if self._process.poll() is not None:
             raise RuntimeError(f"the server has ended with {self._process.returncode}")
-        if not await asyncio.to_thread(_is_well, self._url):
+        if await asyncio.to_thread(_is_lost, self._url):
             raise RuntimeError("the server says nothing, or has a rank that stands still: see the log of this replica")
 
     def __del__(self) -> None:
@@ -106,6 +110,7 @@ class Front:
         while not self._urls:
             # Not all of them: one that is lost must not keep clients from the others.
             self._urls = await _urls_of(self._servers)
+            await asyncio.sleep(POLL_S)
         app, _ = build(Settings(servers=tuple(self._urls.values()), policy=self._policy))
 
         async def from_anywhere(scope: Scope, receive: Receive, send: Send) -> None:
@@ -159,9 +164,28 @@ def _end_with_replica() -> None:
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _is_well(url: str) -> bool:
+def _is_up(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/health_ranks", timeout=HEALTH_S) as response:
-            return bool(response.status == 200)
-    except (urllib.error.URLError, OSError):
+        status, _ = _answer(f"{url}/health_ranks")
+        if status == HTTPStatus.NOT_FOUND:
+            # Banyan's feature that has it is off (docs/releases.md).
+            status, _ = _answer(f"{url}/health")
+    except OSError:
         return False
+    return status == HTTPStatus.OK
+
+
+def _is_lost(url: str) -> bool:
+    try:
+        status, said = _answer(f"{url}/health_ranks")
+    except OSError:
+        return True
+    return status == HTTPStatus.SERVICE_UNAVAILABLE and SILENT in said
+
+
+def _answer(url: str) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(url, timeout=HEALTH_S) as response:
+            return response.status, response.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()

@@ -2,6 +2,7 @@
 """What the deployments of examples/ray_serve.py do without Ray around them; test/e2e/test_ray.py runs them in it."""
 
 import asyncio
+import contextlib
 import http.server
 import signal
 import subprocess
@@ -53,25 +54,55 @@ def test_replica_when_ray_ends_it_without_a_word_then_its_server_does_not_answer
     assert not (server / "exe").exists()
 
 
-class StandsStill(http.server.BaseHTTPRequestHandler):
-    """One of its ranks; others answer."""
+@contextlib.contextmanager
+def answering(**answers):
+    """A replica whose server answers these paths, with a status and a body."""
 
-    def do_GET(self):
-        self.send_response(503 if self.path == "/health_ranks" else 200)
-        self.end_headers()
+    class Answers(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            status, body = answers.get(self.path[1:], (404, b""))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
-    def log_message(self, *_):
-        pass
+        def log_message(self, *_):
+            pass
 
-
-def test_replica_when_a_rank_of_its_server_stands_still_then_it_is_not_well():
-    with http.server.HTTPServer(("127.0.0.1", 0), StandsStill) as server:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
-        replica = SimpleNamespace(_process=SimpleNamespace(poll=lambda: None), _url=url)
+        yield SimpleNamespace(_process=SimpleNamespace(poll=lambda: None), _url=url)
+        server.shutdown()
+
+
+def test_replica_when_a_rank_of_its_server_stands_still_then_it_is_replaced():
+    with answering(health_ranks=(503, ray_serve.SILENT + b": 1\n"), health=(200, b"")) as replica:
         with pytest.raises(RuntimeError, match="stands still"):
             asyncio.run(SERVER.check_health(replica))
-        server.shutdown()
+    plugin = ROOT / "python" / "banyan" / "sglang_plugin" / "launcher" / "health_ranks.py"
+    assert ray_serve.SILENT.decode() in plugin.read_text()
+
+
+def test_replica_when_its_server_does_not_connect_then_it_is_replaced():
+    with answering() as replica:
+        pass
+    with pytest.raises(RuntimeError, match="says nothing"):
+        asyncio.run(SERVER.check_health(replica))
+
+
+def test_replica_when_its_server_is_paused_then_it_is_left_alone():
+    """SGLang's own 503, after 20 s: no rank makes a token, and none stands still."""
+    with answering(health_ranks=(503, b""), health=(503, b"")) as replica:
+        asyncio.run(SERVER.check_health(replica))
+        assert not ray_serve._is_up(replica._url)
+
+
+@pytest.mark.parametrize("status", [200, 503])
+def test_replica_when_its_server_tells_nothing_of_ranks_then_its_start_waits_for_sglangs_health(status):
+    with answering(health=(status, b"")) as replica:
+        assert ray_serve._is_up(replica._url) == (status == 200)
+        asyncio.run(SERVER.check_health(replica))
 
 
 def handle(says):
@@ -113,6 +144,20 @@ async def begin(replica):
 def test_router_when_one_server_is_lost_then_it_begins_with_the_others(built):
     asyncio.run(begin(front([LOST, up("http://b:1")], {})))
     assert built == [("http://b:1",)]
+
+
+def test_router_when_no_server_is_up_yet_then_it_waits_between_questions(built, monkeypatch):
+    """A call that fails at once would leave the loop no time for others."""
+    asked = []
+
+    async def starting():
+        asked.append(None)
+        raise ConnectionError
+
+    monkeypatch.setattr(ray_serve, "POLL_S", 0.2)
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(FRONT.__serve_build_asgi_app__(front([handle(starting)], {})), 0.5))
+    assert len(asked) <= 3 and not built
 
 
 def test_router_when_no_server_is_up_but_their_host_is_given_then_it_begins_with_all(built, monkeypatch):
