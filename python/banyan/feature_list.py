@@ -130,7 +130,11 @@ FEATURES: tuple[Feature, ...] = (
         needed_by=lambda asked: "" if asked.config.answer_details else "--banyan-no-answer-details",
     ),
     Feature(name="guards", instead="SGLang does there as without Banyan", is_severable=True),
-    Feature(name="observe", instead="what it tells is missing", is_severable=True),
+    Feature(
+        name="observe",
+        instead="what it tells is missing, and /health_ranks too: the chart's probes fail, Ray's ask /health",
+        is_severable=True,
+    ),
 )
 _BY_NAME = {feature.name: feature for feature in FEATURES}
 
