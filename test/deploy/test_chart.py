@@ -95,6 +95,7 @@ def test_flag_when_the_chart_says_it_itself_then_it_names_the_value_and_the_way_
     ("values", "way_out"),
     [
         ("image=registry:5000/banyan:0.1-cpu", r"resources.limits: .*nvidia.com/gpu: null"),
+        ("image=banyan:cpu.2@sha256:0a", r"resources.limits: .*nvidia.com/gpu: null"),
         ("arguments[0]=--smg-grpc-mode", "--smg-grpc-mode: .* drop it"),
         ("arguments[0]=--api-key=k", "--api-key: .*router.enabled=false"),
         ("arguments[0]=--api-key,arguments[1]=k", "--api-key: .*router.enabled=false"),
@@ -103,6 +104,24 @@ def test_flag_when_the_chart_says_it_itself_then_it_names_the_value_and_the_way_
 def test_values_when_they_cannot_work_together_then_the_chart_names_them_and_the_way_out(values, way_out):
     with pytest.raises(RuntimeError, match=way_out):
         chart.rendered(values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        r"image=banyan:cpu,resources.limits.nvidia\.com/gpu=0",
+        "image=banyan:gpu-cpuoffload",
+        "image=mirror-cpu.local:5000/banyan-cpu-too:gpu",
+    ],
+)
+def test_image_when_it_is_not_for_cpus_or_no_gpu_is_asked_for_then_it_is_taken(values):
+    assert chart.rendered(values)
+
+
+def test_routers_pod_when_it_starts_then_its_first_process_is_not_python():
+    """As process 1 it would miss a SIGTERM during its start; a command takes the place of the image's entrypoint."""
+    (container,) = chart.documents(chart.rendered(""))[ROUTER]["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["tini", "--", "banyan", "route"]
 
 
 def test_server_when_it_is_on_a_cpu_then_it_asks_for_no_gpu():

@@ -46,7 +46,7 @@ def test_server_when_its_container_is_made_then_with_the_image_s_command_the_pod
 
 def test_router_when_its_container_is_made_then_as_a_user_who_may_write_nothing_but_its_volume():
     made = config("router")
-    assert made["process"]["args"] == ["banyan", "route", *containers()["router"]["args"]]
+    assert made["process"]["args"] == ["tini", "--", "banyan", "route", *containers()["router"]["args"]]
     assert made["root"]["readonly"] and made["process"]["user"] == {"uid": 1000, "gid": 1000}
     assert made["process"]["capabilities"]["bounding"] == []
 
