@@ -12,18 +12,24 @@ prompts. Nothing is timed. Leaves build/ceiling-runs.json.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from banyan_lab.replay import Sampling, Scale, Synthesis, Trace, Vocabulary, formats, sampled, scaled
 from benchmark.engine import Engine
+from benchmark.kept_table import command_of, kept_table
 from benchmark.modes import models
 from benchmark.modes.run import ENV
+from benchmark.provenance import place_and_time
 from benchmark.results import write_report
 from benchmark.servers import Server, ServerSpec, cpu_env, unwind_on_sigterm, wait_ready
+
+KEPT = Path(__file__).parents[1] / "docs" / "benchmarks" / "ceiling_runs.json"
+HEAD = "| trace | prompts | arena, pages | found | reported | off, points | reported ceiling |"
 
 PAGE_TOKENS = 16
 POOL_PAGES = 1024
@@ -117,6 +123,28 @@ def with_told(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     middle = {one["trace"]: one for one in runs if one["arena"] == "same"}
     told = [middle[one["trace"]]["told"][one["arena"]] for one in runs]
     return [{**one, "off": round(share - one["found"], 4)} for one, share in zip(runs, told, strict=True)]
+
+
+def table() -> str:
+    """The rows of the kept run, and where it ran. Written by ``make docs``."""
+    kept = json.loads(KEPT.read_text())
+    config = {**kept["config"], "data": "FOLDER"}
+    conditions = f"`{command_of('benchmark.ceiling_runs', config)}`, {place_and_time(kept['provenance'])}."
+    return kept_table(HEAD, map(_row, with_told(kept["runs"])), conditions)
+
+
+def _row(one: Mapping[str, Any]) -> str:
+    told = one["found"] + one["off"]
+    cells = (
+        f"{one['trace']}, {one['arena']}",
+        f"{one['num_prompts']:,}",
+        f"{one['arena_pages']:,}",
+        f"{100 * one['found']:.1f} %",
+        f"{100 * told:.1f} %",
+        f"{100 * one['off']:+.1f}",
+        f"{100 * one['ceiling']:.1f} %",
+    )
+    return f"| {' | '.join(cells)} |"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
