@@ -462,7 +462,7 @@ mod tests {
     fn writer_when_its_file_server_has_lost_a_handle_once_then_its_shelf_is_not_taken_to_be_another_machines()
      {
         let scratch = Scratch::new();
-        let mark = &ours().mark(&scratch.path(""), 1).unwrap().unwrap();
+        let mark = &ours().mark(&make_shelf(&scratch), 1).unwrap().unwrap();
         // The thread ends with its filter.
         std::thread::scope(|scope| {
             scope.spawn(|| {
