@@ -278,6 +278,11 @@ LINES = [
         *of("soak", said.of_last_sample("read_failed_pages"), "samples"),
         *of("soak", said.harmful, "answers"),
     ),
+    line(
+        PAGE,
+        "by NIXL instead of TCP",
+        *of("remote_nixl", ranged, "over_tcp/nixl_rate_to_tcp", "over_tcp/nixl_cpu_to_tcp"),
+    ),
     line(PAGE, "What sharing gains on a GPU", *ON_A_GPU),
     line(DOCS / "gpu.md", "| `server-graphs`: two ranks", *ON_A_GPU),
     line(
