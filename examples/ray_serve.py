@@ -39,9 +39,6 @@ STOP_S = 60.0
 HEALTH_S = 25.0
 """SGLang itself waits 20 s for a sign of life, and Ray 30 s for an answer."""
 
-SILENT = b"ranks that have requests and do not report"
-"""So /health_ranks says, at once. Its other 503 is SGLang's: of an engine that is paused or takes weights, too."""
-
 ASKED_S = 3.0
 LIBC, PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
 NODE = "node"
@@ -79,7 +76,7 @@ class Server:
         """Asked by Ray; a replica that raises three times in a row is replaced."""
         if self._process.poll() is not None:
             raise RuntimeError(f"the server has ended with {self._process.returncode}")
-        if await asyncio.to_thread(_is_lost, self._url):
+        if not await asyncio.to_thread(_is_up, self._url):
             raise RuntimeError("the server says nothing, or has a rank that stands still: see the log of this replica")
 
     def __del__(self) -> None:
@@ -166,26 +163,18 @@ def _end_with_replica() -> None:
 
 def _is_up(url: str) -> bool:
     try:
-        status, _ = _answer(f"{url}/health_ranks")
+        status = _answer(f"{url}/health_ranks")
         if status == HTTPStatus.NOT_FOUND:
             # Banyan's feature that has it is off (docs/releases.md).
-            status, _ = _answer(f"{url}/health")
+            status = _answer(f"{url}/health")
     except OSError:
         return False
     return status == HTTPStatus.OK
 
 
-def _is_lost(url: str) -> bool:
-    try:
-        status, said = _answer(f"{url}/health_ranks")
-    except OSError:
-        return True
-    return status == HTTPStatus.SERVICE_UNAVAILABLE and SILENT in said
-
-
-def _answer(url: str) -> tuple[int, bytes]:
+def _answer(url: str) -> int:
     try:
         with urllib.request.urlopen(url, timeout=HEALTH_S) as response:
-            return response.status, response.read()
+            return int(response.status)
     except urllib.error.HTTPError as error:
-        return error.code, error.read()
+        return error.code

@@ -77,11 +77,10 @@ def answering(**answers):
 
 
 def test_replica_when_a_rank_of_its_server_stands_still_then_it_is_replaced():
-    with answering(health_ranks=(503, ray_serve.SILENT + b": 1\n"), health=(200, b"")) as replica:
+    """Also by SGLang's own 503: of a server of one rank nothing else says so."""
+    with answering(health_ranks=(503, b""), health=(200, b"")) as replica:
         with pytest.raises(RuntimeError, match="stands still"):
             asyncio.run(SERVER.check_health(replica))
-    plugin = ROOT / "python" / "banyan" / "sglang_plugin" / "launcher" / "health_ranks.py"
-    assert ray_serve.SILENT.decode() in plugin.read_text()
 
 
 def test_replica_when_its_server_does_not_connect_then_it_is_replaced():
@@ -91,18 +90,10 @@ def test_replica_when_its_server_does_not_connect_then_it_is_replaced():
         asyncio.run(SERVER.check_health(replica))
 
 
-def test_replica_when_its_server_is_paused_then_it_is_left_alone():
-    """SGLang's own 503, after 20 s: no rank makes a token, and none stands still."""
-    with answering(health_ranks=(503, b""), health=(503, b"")) as replica:
-        asyncio.run(SERVER.check_health(replica))
-        assert not ray_serve._is_up(replica._url)
-
-
 @pytest.mark.parametrize("status", [200, 503])
-def test_replica_when_its_server_tells_nothing_of_ranks_then_its_start_waits_for_sglangs_health(status):
+def test_replica_when_its_server_tells_nothing_of_ranks_then_sglangs_health_is_asked(status):
     with answering(health=(status, b"")) as replica:
         assert ray_serve._is_up(replica._url) == (status == 200)
-        asyncio.run(SERVER.check_health(replica))
 
 
 def handle(says):
