@@ -8,6 +8,7 @@ a hundred thousand entries that takes a tenth of a millisecond for each that is 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import TypeVar
 
 K = TypeVar("K")
@@ -27,3 +28,9 @@ class Latest(OrderedDict[K, V]):
         self.move_to_end(key)
         while len(self) > self.most:
             self.popitem(last=False)
+
+    def used(self, key: K, make: Callable[[], V]) -> V:
+        """What is there for a key, made where nothing is. It is the latest now."""
+        value = self[key] if key in self else make()
+        self.put(key, value)
+        return value

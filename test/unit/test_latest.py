@@ -18,3 +18,12 @@ def test_put_when_there_may_be_fewer_than_before_then_all_that_is_too_much_goes(
     latest.most = 2
     latest.put(5, None)
     assert list(latest) == [4, 5]
+
+
+def test_used_when_nothing_is_there_then_made_once_and_the_latest_each_time():
+    latest: Latest[str, list[int]] = Latest(2)
+    latest.used("a", list).append(1)
+    latest.used("b", list)
+    latest.used("a", list).append(2)
+    latest.used("c", list)
+    assert list(latest.items()) == [("a", [1, 2]), ("c", [])]

@@ -35,8 +35,7 @@ class MoveRates:
     def observe(self, supplier: Supplier, num_tokens: int, move_us: float) -> None:
         """``num_tokens`` came from ``supplier`` in ``move_us``. Moves of nothing say nothing."""
         if num_tokens > 0 and move_us > 0:
-            classes = self._per_token_us.get(supplier, {})
-            self._per_token_us.put(supplier, classes)
+            classes = self._per_token_us.used(supplier, dict)
             estimate = classes.setdefault(length_class(num_tokens), Estimate())
             most_us = MOST_TIMES * estimate.mean or inf
             estimate.observe(min(move_us / num_tokens, most_us))

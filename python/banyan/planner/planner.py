@@ -160,8 +160,7 @@ class Planner:
     def _choose(self, tail: Tail, best: Estimated, recompute: Estimated) -> Plan:
         suppliers = tuple(dict.fromkeys(run.supplier for run in tail.runs))
         tails = suppliers, length_class(tail.num_found * tail.page_tokens)
-        habit = self._habits.get(tails) or _Habit()
-        self._habits.put(tails, habit)
+        habit = self._habits.used(tails, _Habit)
         gain_us = recompute.total_us - best.total_us
         is_clear = abs(gain_us) > best.error_us
         reason = PlanReason.FASTER
