@@ -29,7 +29,7 @@ TRACES = ("lmcache_agent_trace/miniswe.jsonl.gz", "mooncake/conversation_trace.j
 PARTS = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
 """Sizes of the node, of the distinct pages of a trace."""
 
-TIMES = (0.5, 1.0, 2.0)
+TIMES = {"half": 0.5, "same": 1.0, "double": 2.0}
 MINUTE_S = 60
 
 
@@ -124,7 +124,7 @@ def figures_of(name: str, prompts: Sequence[Prompt], page_tokens: int, seeds: ra
         node_pages = int(part * num_distinct)
         curve = {
             f"hit_share_{word}": exact_found(prompts, page_tokens, int(times * node_pages))
-            for word, times in zip(("half", "same", "double"), TIMES, strict=True)
+            for word, times in TIMES.items()
         }
         told, spent_s = [], []
         for seed in seeds:

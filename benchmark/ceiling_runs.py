@@ -15,11 +15,12 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from banyan_lab.replay import Sampling, Scale, Synthesis, Trace, Vocabulary, formats, sampled, scaled
+from benchmark.ceiling import TIMES
 from benchmark.engine import Engine
 from benchmark.kept_table import command_of, kept_table
 from benchmark.modes import models
@@ -37,7 +38,6 @@ MOST_PROMPT_TOKENS = 14_000
 """Longer prompts have no room in the pool."""
 
 CACHED = ("own_tokens", "peer_tokens", "host_tokens", "store_tokens")
-TIMES = {"half": 0.5, "same": 1.0, "double": 2.0}
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def table() -> str:
     kept = json.loads(KEPT.read_text())
     config = {**kept["config"], "data": "FOLDER"}
     conditions = f"`{command_of('benchmark.ceiling_runs', config)}`, {place_and_time(kept['provenance'])}."
-    return kept_table(HEAD, map(_row, with_told(kept["runs"])), conditions)
+    return kept_table(HEAD, map(_row, kept["runs"]), conditions)
 
 
 def _row(one: Mapping[str, Any]) -> str:
@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     runs: list[dict[str, Any]] = []
     for work in WORKS:
         num_requests = min(work.num_requests, args.requests or work.num_requests)
-        some = Work(work.path, work.block_tokens, num_requests, work.arena_pages)
+        some = replace(work, num_requests=num_requests)
         for row in rows(some, args.data, args.out.parent / "ceiling-runs-logs"):
             print(row, file=sys.stderr, flush=True)
             runs.append(row)
