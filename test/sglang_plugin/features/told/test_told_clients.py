@@ -200,17 +200,23 @@ def test_action_when_it_is_no_pin_and_ranks_refuse_it_then_it_is_passed_over_and
         ask(manager, (action, "1", {"ttl_s": 0}))
 
 
+def ranks_behind(manager, wait):
+    """Ranks that answer each command behind ``wait``."""
+
+    async def answer(asked):
+        manager.told.append(asked.body)
+        await wait()
+        return [DumperControlReqOutput(success=True, response=[{"num_pages": 1}], error="")]
+
+    return answer
+
+
 def test_actions_when_ranks_are_in_a_long_step_then_a_request_waits_little_for_all_but_pins(manager, monkeypatch):
     monkeypatch.setattr(hints, "WISHES_WAIT_S", 0.02)
     monkeypatch.setattr(telling_ranks, "_num_untold", 0)
     answers = asyncio.Event()
 
-    async def slow(asked):
-        manager.told.append(asked.body)
-        await answers.wait()
-        return [DumperControlReqOutput(success=True, response=[{"num_pages": 1}], error="")]
-
-    monkeypatch.setattr(manager, "dumper_control", slow)
+    monkeypatch.setattr(manager, "dumper_control", ranks_behind(manager, answers.wait))
 
     async def step_ends():
         await asyncio.sleep(0.2)
@@ -224,13 +230,7 @@ def test_actions_when_ranks_are_in_a_long_step_then_a_request_waits_little_for_a
 
 def test_actions_when_each_takes_its_time_then_their_request_waits_no_longer_than_for_one(manager, monkeypatch):
     monkeypatch.setattr(telling_ranks, "TIMEOUT_S", 0.2)
-
-    async def slow(asked):
-        manager.told.append(asked.body)
-        await asyncio.sleep(0.08)
-        return [DumperControlReqOutput(success=True, response=[{"num_pages": 1}], error="")]
-
-    monkeypatch.setattr(manager, "dumper_control", slow)
+    monkeypatch.setattr(manager, "dumper_control", ranks_behind(manager, partial(asyncio.sleep, 0.08)))
     with pytest.raises(BadRequest, match=r"^kv_hints: pin: the ranks have not answered within"):
         ask(manager, *[("pin", "1", {"input_ids": [number]}) for number in range(1, 11)])
     assert len(manager.told) < 5
@@ -240,13 +240,7 @@ def test_actions_when_their_request_has_many_prompts_then_it_waits_no_longer_tha
     manager, monkeypatch
 ):
     monkeypatch.setattr(telling_ranks, "TIMEOUT_S", 0.4)
-
-    async def slow(asked):
-        manager.told.append(asked.body)
-        await asyncio.sleep(0.1)
-        return [DumperControlReqOutput(success=True, response=[{"num_pages": 1}], error="")]
-
-    monkeypatch.setattr(manager, "dumper_control", slow)
+    monkeypatch.setattr(manager, "dumper_control", ranks_behind(manager, partial(asyncio.sleep, 0.1)))
 
     async def request(num_prompts):
         rerun.UNDER_WAY.set(object())
@@ -520,14 +514,7 @@ def test_wish_when_it_cannot_be_a_command_then_it_is_counted(manager, monkeypatc
 
 def test_wishes_when_a_tenant_has_half_of_them_under_way_then_another_ones_are_told(monkeypatch, manager):
     monkeypatch.setattr(hints, "MOST_WISHES", 4)
-    told = []
-
-    async def slow(asked):
-        told.append(asked.body["cache_salt"])
-        await all_that_can_run()
-        return [DumperControlReqOutput(success=True, response=[{"num_pages": 1}])]
-
-    monkeypatch.setattr(manager, "dumper_control", slow)
+    monkeypatch.setattr(manager, "dumper_control", ranks_behind(manager, all_that_can_run))
 
     async def run():
         hints._ttl_s.set(300.0)
@@ -536,7 +523,7 @@ def test_wishes_when_a_tenant_has_half_of_them_under_way_then_another_ones_are_t
         await asyncio.gather(*hints._wishes)
 
     asyncio.run(run())
-    assert sorted(told) == ["a", "a", "b"] and not hints._wishes
+    assert sorted(body["cache_salt"] for body in manager.told) == ["a", "a", "b"] and not hints._wishes
 
 
 def post(body, headers=None):
