@@ -1,19 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the pool to the arena: every page of this rank's tree is copied down, once for the node.
 
+When that happens has SGLang's names. At first it is write-through: as soon as a page is complete. After ``write_back``
+a page takes no other one's frame before it leaves the pool (``leaving``): until then it would lie twice, and the node
+would hold less. Write-through, so that a page is there before it leaves, is for those who cannot tell that it will.
+
 Invariants
   1. A page that any rank's part of the arena holds, or that is on its way from here, is passed over.
   2. A copy leases the pages it reads like a peer's copy does, so SGLang may free them meanwhile.
-  3. What is offered is queued until the next poll, and sent then in one copy: to wake the copy thread takes longer
-     than all else. No more than ``max_pages`` are on their way; the rest stays queued. Nothing waits. What has left
+  3. What is offered is queued until the next poll, and sent then in one copy: to wake the copy thread takes longer than
+     all else. It makes no more than ``max_pages`` be on their way; the rest stays queued. Nothing waits. What has left
      the pool by then, and what is more than ``MAX_QUEUED_PAGES``, is dropped and counted: what comes, but first what
      waits in front for an owner without frames. What found no frame goes behind the others, which wait with it: one
      look walks past all that is held once. Where frames are there for one owner and not for another, only those of the
      same owner wait with it. The queue is looked at again once a frame is free, with the next offer, and every
      ``LOOK_AGAIN_S``: nobody tells when a page can be evicted again.
   4. No page takes a frame from those of its own chain that come before it, as far as the chain was offered together.
+  5. With write-back what is offered takes free frames only, and waits for none. What leaves is leased when that is
+     said, before the pool hands its pages out, and sent with the next ``send``; it counts as on its way at once.
 
-A page: queued -> copying -> resident, or passed over, or dropped. One thread calls; the copies have their own.
+A page: queued -> leased -> copying -> resident, or passed over, or dropped. One thread calls; the copies have their
+own.
 """
 
 from __future__ import annotations
@@ -21,7 +28,8 @@ from __future__ import annotations
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import msgspec
 
@@ -99,6 +107,9 @@ class Backup:
         self._clock = clock
         self._moving: deque[_Moving] = deque()
         self._on_their_way: set[str] = set()
+        self._leased: list[tuple[Lease, _Sent]] = []
+        """What the next copy is to bring."""
+        self.is_write_back = False
         self._queue: deque[_Queued] = deque()
         self._num_queued = 0
         self._without_frames: set[str] = set()
@@ -107,10 +118,60 @@ class Backup:
         """Since the last look at the queue something was offered or has landed: there may be something to send."""
         self._look_again_s = clock()
 
+    def write_back(self) -> None:
+        """From now on whoever takes pages out of the pool says ``leaving`` before."""
+        self.is_write_back = True
+
+    def write_through(self) -> None:
+        """From now on nobody does."""
+        self.is_write_back = False
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether a copy is on its way. It ends by itself."""
+        return any(not moving.copy.has_ended for moving in self._moving)
+
     def offer(self, keys: Sequence[str]) -> None:
         """A chain of pages that this rank's pool has just published."""
+        if self.is_write_back:
+            # They lie in the pool: who needs a frame takes theirs first.
+            self._residency.demote(keys)
+            if not self._residency.num_free:
+                return
         self._enqueue(_Queued(keys, ()))
         self._has_news = True
+
+    @contextmanager
+    def sparing(self, keys: Sequence[str]) -> Iterator[None]:
+        """Meanwhile nothing that comes down takes the frames of these pages."""
+        frames = [frame for key in keys if (frame := self._residency.frame(key)) is not None]
+        self._residency.hold(frames)
+        try:
+            yield
+        finally:
+            self._residency.unhold(frames)
+
+    def leaving(self, keys: Sequence[str]) -> bool:
+        """The pool is about to drop a chain of pages that no other pool has; whether all of them stay on the node."""
+        # What the arena has was to go first, while it lay in the pool as well.
+        self._peers.touch(self._peers.lookup(keys, self._arena_slots))
+        num_present = self._num_present(keys)
+        keys, behind = keys[num_present:], keys[:num_present]
+        if not keys:
+            return True
+        found = self._peers.lookup(keys, self._pool_slots)
+        frames = self._residency.claim(found.num_pages, behind, keys)
+        self._counters.backups_dropped_pages += len(keys) - len(frames)
+        moved = _Sent(keys[: len(frames)], frames)
+        return bool(frames) and self._take(found, moved) and len(frames) == len(keys)
+
+    def send(self) -> None:
+        """Start to copy what is leased."""
+        if self._leased:
+            chains = [chain for _, chain in self._leased]
+            loads = [(lease, array("q", chain.frames)) for lease, chain in self._leased]
+            self._moving.append(_Moving(chains, self._peers.start_copy(loads)))
+            self._leased = []
 
     def _enqueue(self, chain: _Queued) -> None:
         if self._residency.owner_of(chain.keys) not in self._without_frames:
@@ -133,12 +194,13 @@ class Backup:
     def poll(self) -> list[Landed]:
         """Publish what has landed since the last call, and send what is queued. Never blocks."""
         landed: list[Landed] = []
+        self._try(self.send)
         while self._moving and self._moving[0].copy.has_ended:
             landed += self._land(self._moving.popleft())
             self._has_news = True
         if self._may_have_room():
             self._has_news = False
-            self._send()
+            self._try(self._send_queued)
             self._look_again_s = self._clock() + LOOK_AGAIN_S
         return landed
 
@@ -148,23 +210,28 @@ class Backup:
             return False
         return self._has_news or self._residency.num_free > 0 or self._clock() >= self._look_again_s
 
-    def _send(self) -> None:
-        """What is queued, the oldest first, as far as there is room, in one copy."""
-        loads: list[tuple[Lease, array[int]]] = []
-        sent: list[_Sent] = []
+    def _try(self, send: Callable[[], None]) -> None:
         try:
-            self._lease(loads, sent)
-            if loads:
-                self._moving.append(_Moving(sent, self._peers.start_copy(loads)))
+            send()
         except BaseException:
             # Nothing has been begun; whatever it is, what keeps it to itself would run out of frames.
-            for lease, _ in loads:
-                lease.release()
-            self._give_up(sent)
+            self._counters.backups_failed += 1
+            self.let_go()
             raise
 
-    def _lease(self, loads: list[tuple[Lease, array[int]]], sent: list[_Sent]) -> None:
-        """What one copy is to bring; all that is claimed for it is in ``sent``."""
+    def let_go(self) -> None:
+        """Of what is leased and not sent: nobody will."""
+        for lease, _ in self._leased:
+            lease.release()
+        self._give_up([chain for _, chain in self._leased])
+        self._leased = []
+
+    def _send_queued(self) -> None:
+        """What is queued, the oldest first, as far as there is room, in one copy."""
+        self._lease_queued()
+        self.send()
+
+    def _lease_queued(self) -> None:
         self._without_frames = without_frames = set[str]()
         num_passed = 0
         for _ in range(len(self._queue)):
@@ -181,6 +248,9 @@ class Backup:
                 continue
             found, moved = claimed
             if not moved.frames:
+                if self.is_write_back:
+                    self._forget_queued()
+                    break
                 owner = self._residency.owner_of(chain.keys)
                 if owner is None:
                     break
@@ -188,19 +258,25 @@ class Backup:
                 if len(without_frames) == MOST_WITHOUT_FRAMES:
                     break
                 continue
-            sent.append(moved)
+            self._take(found, moved)
+
+    def _take(self, found: Match, moved: _Sent) -> bool:
+        """Lease pages of the pool for the next copy; whether they were still there."""
+        lease = None
+        try:
             lease = self._peers.lease(found, moved.keys)
+        finally:
             if lease is None:
-                sent.pop()
-                self._counters.backups_dropped_pages += len(moved.keys)
                 self._residency.abandon(moved.frames)
-                continue
-            loads.append((lease, array("q", moved.frames)))
-            self._on_their_way.update(moved.keys)
+        if lease is None:
+            self._counters.backups_dropped_pages += len(moved.keys)
+            return False
+        self._leased.append((lease, moved))
+        self._on_their_way.update(moved.keys)
+        return True
 
     def _give_up(self, sent: Iterable[_Sent]) -> None:
         """They have not come."""
-        self._counters.backups_failed += 1
         for chain in sent:
             self._on_their_way.difference_update(chain.keys)
             self._residency.abandon(chain.frames)
@@ -215,9 +291,11 @@ class Backup:
         if not found.num_pages:
             return None
         room = min(found.num_pages, self._max_pages - len(self._on_their_way))
+        if self.is_write_back:
+            room = min(room, self._residency.num_free)
         frames = self._residency.claim(room, behind, keys)
         moved = keys[: len(frames)]
-        if len(frames) < found.num_pages:
+        if len(frames) < found.num_pages and not self.is_write_back:
             self._enqueue(_Queued(keys[len(frames) : found.num_pages], [*behind, *moved]))
         return found, _Sent(moved, frames)
 
@@ -241,6 +319,7 @@ class Backup:
         for chain in moving.chains:
             self._on_their_way.difference_update(chain.keys)
         if not moving.copy.finish():
+            self._counters.backups_failed += 1
             self._give_up(moving.chains)
             return []
         return [landed for chain in moving.chains if (landed := self._published(chain)).keys]
@@ -256,11 +335,15 @@ class Backup:
 
     def quiesce(self) -> None:
         """Wait for what is on its way and forget it."""
+        self.let_go()
         for moving in self._moving:
             moving.copy.finish()
             for chain in moving.chains:
                 self._residency.abandon(chain.frames)
         self._moving.clear()
         self._on_their_way.clear()
+        self._forget_queued()
+
+    def _forget_queued(self) -> None:
         self._queue.clear()
         self._num_queued = 0

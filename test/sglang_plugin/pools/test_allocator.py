@@ -2,6 +2,7 @@
 """The quarantine in SGLang's own allocator, over the real native core: two ranks in one process."""
 
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -206,6 +207,37 @@ def test_load_when_readers_would_make_all_ranks_wait_then_it_gives_up_before_oth
     threading.Timer(0.05, lease.release).start()
     prefill = for_prefill(pages, PAGE_TOKENS)
     assert page_ids(prefill) == [5], "a prefill that gets no page would end the server"
+
+
+def test_load_when_pages_are_on_their_way_down_then_it_waits_for_them_and_not_for_readers(node, monkeypatch):
+    pages, cache, peers, *_ = node
+    monkeypatch.setattr(module, "LOAD_PATIENCE_S", 0.0)
+    slots = pages.alloc((NUM_FRAMES - 1) * PAGE_TOKENS)
+    cache.publish(frames(5, 6), keys(1, 2))
+    down, read = (peers.lease(peers.lookup(key), key) for key in (keys(1), keys(2)))
+    pages.free(slots[4 * PAGE_TOKENS : 6 * PAGE_TOKENS])
+    copying = [True]
+    pages.is_copying_down = lambda: copying[0]
+    threading.Timer(0.05, lambda: (down.release(), copying.clear(), copying.append(False))).start()
+    assert page_ids(pages.alloc(PAGE_TOKENS)) == [5]
+    began_s = time.monotonic()
+    assert pages.alloc(PAGE_TOKENS) is None and time.monotonic() < began_s + quarantine.CIRCLE_S
+    read.release()
+
+
+def test_load_when_a_copy_down_does_not_end_then_it_is_given_up(node, monkeypatch):
+    pages, cache, peers, *_ = node
+    for user in (module, quarantine):
+        monkeypatch.setattr(user, "CIRCLE_S", 0.02)
+    monkeypatch.setattr(module, "LOAD_PATIENCE_S", 0.0)
+    slots = pages.alloc((NUM_FRAMES - 1) * PAGE_TOKENS)
+    cache.publish(frames(5), keys(1))
+    lease = peers.lease(peers.lookup(keys(1)), keys(1))
+    pages.free(slots[4 * PAGE_TOKENS : 5 * PAGE_TOKENS])
+    pages.is_copying_down = lambda: True
+    assert pages.alloc(PAGE_TOKENS) is None
+    lease.release()
+    assert page_ids(pages.alloc(PAGE_TOKENS)) == [5]
 
 
 def test_load_when_another_shard_got_no_pages_then_these_come_back_and_all_compute(node):

@@ -127,3 +127,52 @@ def test_tier_when_the_user_says_how_many_layers_a_read_has_then_so_many(monkeyp
     config = Config(min_fetch_tokens=PAGE, host_gb=0.001, store_layers_per_read=asked)
     make_rank(monkeypatch, _native.RankTable.create(4), 0, config)[0].close()
     assert [place.layers_per_read for place in places] == [layers_per_read]
+
+
+def small_rank(monkeypatch, **flags):
+    config = Config(min_fetch_tokens=PAGE, host_gb=0.001, **flags)
+    rank, *_ = make_rank(monkeypatch, _native.RankTable.create(4), 0, config)
+    return rank
+
+
+def test_pages_when_only_ranks_that_read_the_pool_want_them_then_they_need_not_lie_in_the_arena_before_they_leave(
+    monkeypatch,
+):
+    rank = small_rank(monkeypatch)
+    assert rank.writes_back is rank.kinds.full.tier.backup
+    rank.close()
+
+
+@pytest.mark.parametrize(
+    ("of", "what"),
+    [
+        ("access", {"shares_pool": False}),
+        ("tier", {"sources": ["a store"]}),
+        ("tier", {"_persistence": "the next server"}),
+        ("tier", {"partner": "the other server of a pair"}),
+        ("tier", None),
+        ("config", {"fetches": False}),
+        ("config", {"deals_with_nodes": True}),
+        ("config", {"tenant_share": 0.5}),
+        ("cache", {"is_stopped": True}),
+        ("guards_adapters", True),
+        ("steps_together", True),
+    ],
+)
+def test_pages_when_others_want_them_or_some_may_not_be_kept_then_they_go_down_as_they_come(monkeypatch, of, what):
+    rank = small_rank(monkeypatch)
+    full = rank.kinds.full
+    match of:
+        case "guards_adapters":
+            monkeypatch.setattr(type(full), of, what)
+        case "steps_together":
+            monkeypatch.setattr(type(full.member_slots.layout), of, what)
+        case _ if what is None:
+            monkeypatch.setattr(full, of, None)
+        case _:
+            part = {"config": type(full.config), "cache": type(rank.cache)}.get(of) or getattr(full, of)
+            for name, value in what.items():
+                monkeypatch.setattr(part, name, value)
+    assert rank.writes_back is None
+    monkeypatch.undo()
+    rank.close()

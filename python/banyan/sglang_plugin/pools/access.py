@@ -44,6 +44,11 @@ class PoolAccess(Protocol):
     shares_pool: bool
     """Whether peers read the pool itself; if not, they find its pages in the host arena."""
 
+    @property
+    def all_read_pool(self) -> bool:
+        """Whether there is no peer that does not."""
+        return self.shares_pool
+
     pins_arena: bool
     """Whether pages can be copied to and from this rank's part of the host arena, if it has one."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from banyan.sglang_plugin.pools.quarantine import (
     CIRCLE_S,
     NO_PAGES,
     OLD_S,
+    POLL_S,
     Quarantine,
     frame_array,
 )
@@ -41,6 +42,9 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
 
     _told_held: Mapping[int, float] | None = None
     """What peers held when that was said last."""
+
+    is_copying_down: Callable[[], bool] = staticmethod(lambda: False)
+    """Whether pages that were freed are on their way to the arena: they come by themselves."""
 
     decodes_on_held = True
     """Whether a decode waits for pages that peers are still reading. Where not, SGLang retracts a request at once."""
@@ -67,8 +71,22 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
     def alloc(self, need_size: int) -> torch.Tensor | None:
         # For loads only: SGLang computes what gets no pages. A prefill or a decode that gets none ends the server.
         allocate = super().alloc
+        self._wait_for_copies_down(need_size)
         # One shard that computed alone would leave the others waiting for its part of the next agreement.
         return self._if_all_shards_got(self._when_readers_let_go(lambda: allocate(need_size), LOAD_PATIENCE_S))
+
+    def _wait_for_copies_down(self, num_tokens: int) -> None:
+        """Longer than for readers: these copies wait for nobody. So far as they can be what is missing."""
+        if num_tokens > self.available_size() or not self.is_copying_down():
+            return
+        began_s = time.monotonic()
+        until_s = max(self._quarantine.values(), default=0.0) + CIRCLE_S
+        while self._quarantine and not QuarantiningAllocator._are_free(self, num_tokens) and self.is_copying_down():
+            if not self._take_drained():
+                if time.monotonic() > until_s:
+                    break
+                time.sleep(POLL_S)
+        self.wait_us += round((time.monotonic() - began_s) * 1e6)
 
     def alloc_extend(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
         allocate = super().alloc_extend

@@ -180,6 +180,10 @@ class DeviceAccess(PoolAccess):
 
     # ---- PoolAccess --------------------------------------------------------------------------------------------
 
+    @property
+    def all_read_pool(self) -> bool:
+        return self.shares_pool and not self._apart
+
     def attach(self, publish: Publish) -> None:
         self._rank_device.offloads.attach(publish)
 

@@ -156,6 +156,9 @@ class BanyanLinker(Rank, UnifiedCacheLinker):
 
     def start_layer_wise_loading(self) -> int:
         self._queued.clear()
+        if self.writes_back is not None:
+            # What has gone down for this batch is found while its forward runs.
+            self._poll_tiers()
         return self.cache.start()
 
     def finish_layer_wise_loading(self, counter_index: int) -> bool:

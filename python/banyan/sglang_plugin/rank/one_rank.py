@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from banyan import faults
+from banyan.arena.backup import Backup
 from banyan.arena.page_source import Worth, all_that_is_found
 from banyan.cache import PrefixCache
 from banyan.core import SourceKind
@@ -120,6 +121,14 @@ class Rank:
         """Whether its pages are evicted by their expected reload cost: not where shards would have to choose alike, nor
         where pages of another kind go with a leaf."""
         return self.is_whole_rank and not self.kinds.beside and runtime.is_on("victims")
+
+    @property
+    def writes_back(self) -> Backup | None:
+        """What copies pages down to the arena when they leave the pool; None where they must lie there before."""
+        full = self.kinds.full
+        if full.tier is None or self.cache.is_stopped or not full.may_write_back:
+            return None
+        return full.tier.backup
 
     @property
     def num_frames(self) -> int:

@@ -227,6 +227,12 @@ class HostTier:
             sources = access.sources(parts, sources)
         return sources
 
+    @property
+    def wants_all(self) -> bool:
+        """Whether somebody takes pages from the arena as soon as they are complete: a store, the next server, the other
+        server of a pair."""
+        return bool(self.sources) or self._persistence is not None or type(self.partner) is not Partner
+
     # ---- requests that have come -------------------------------------------------------------------------------
 
     def arrive(self, request: str, keys: Sequence[str], worth: Worth) -> None:
@@ -256,7 +262,10 @@ class HostTier:
         return any(source.is_awaited(request) for source in self.sources)
 
     def _touch(self, keys: Sequence[str]) -> int:
-        """A prompt's pages are wanted again, also when this rank's own pool holds them too; how many the arena has."""
+        """A prompt's pages are wanted again, also when this rank's own pool holds them too; how many the arena has.
+        With write-back what the pool holds goes down again, and need not stay."""
+        if self.backup.is_write_back:
+            keys = keys[self._peers.lookup(keys, [self._member_slots.own]).num_pages :]
         in_arena = self._peers.lookup(keys, self._member_slots.arenas)
         self._peers.touch(in_arena)
         return in_arena.num_pages

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import hashlib
 import random
+import weakref
 from array import array
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -111,6 +113,7 @@ def rig(monkeypatch, request):
         counters=Counters(),
         kept_in_pool=set(),
         ends_in_pool=set(),
+        writes_back=None,
     )
     eviction.after_init_cache_linker(None, cache, linker)
     return cache, elsewhere, linker
@@ -328,12 +331,12 @@ def test_fetch_when_room_is_made_for_it_then_what_it_pushes_out_is_counted(rig):
     for number in range(4):
         cache.insert(prompt(number))
     cache.evict(PROMPT)
-    wrapper = SimpleNamespace(cache_linker=linker)
+    wrapper = SimpleNamespace(cache_linker=linker, hit_markers={"a": SimpleNamespace(tail_hashes=[])})
     load_back = hooked(
         "sglang.srt.mem_cache.unified_cache.unified_cache_linker.UnifiedCacheLinkerWrapper.load_back",
         lambda self, req: cache.evict(2 * PROMPT),
     )
-    assert load_back(wrapper, None) == 2 * PROMPT
+    assert load_back(wrapper, SimpleNamespace(rid="a")) == 2 * PROMPT
     cache.evict(PROMPT)
     assert linker.counters.displaced_pages == 16
     assert linker.counters.num_evicted_pages == 32
@@ -418,3 +421,111 @@ def test_insert_when_more_is_kept_for_less_time_behind_a_beginning_that_is_kept_
     linker.ends_in_pool.remove(keys[13])
     assert cache.evict(12 * PAGE) == 12 * PAGE
     assert cache.num_held(prompt(0, 16)) == 4 * PAGE
+
+
+class WritesBack:
+    """Notes what it is told."""
+
+    def __init__(self, stays=True):
+        self.told, self.stays = [], stays
+
+    def write_back(self):
+        self.told.append("write back")
+
+    def write_through(self):
+        self.told.append("write through")
+
+    def send(self):
+        self.told.append("send")
+
+    def let_go(self):
+        self.told.append("let go")
+
+    def leaving(self, keys):
+        if self.stays is None:
+            raise OSError("no more of them")
+        self.told.append(keys)
+        return self.stays
+
+    @contextmanager
+    def sparing(self, keys):
+        self.told.append(f"spares {keys}")
+        yield
+        self.told.append("spares no more")
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_evict_when_a_last_copy_goes_then_the_arena_is_told_before_and_what_stays_there_is_no_last_copy(rig, stays):
+    cache, elsewhere, linker = rig
+    linker.writes_back = WritesBack(stays)
+    last, other = cache.insert(prompt(1)), cache.insert(prompt(2))
+    elsewhere.add(key_of(cache, other))
+    keys = page_keys(cache, last)
+    assert cache.evict(16 * PAGE) == 16 * PAGE
+    assert linker.writes_back.told == ["write back", keys, "send"]
+    assert linker.counters.evicted_duplicate_pages == (16 if stays else 8)
+    assert linker.counters.evicted_last_pages == (0 if stays else 8)
+
+
+def test_evict_when_it_is_over_then_nothing_of_the_tier_is_held(rig):
+    """New weights have another tier, in the old one's place."""
+    cache, _, linker = rig
+    linker.writes_back = WritesBack()
+    cache.insert(prompt(1))
+    cache.evict(8 * PAGE)
+    tier = weakref.ref(linker.writes_back)
+    linker.writes_back = None
+    assert tier() is None
+
+
+def test_evict_when_a_peer_has_the_leaf_then_it_is_not_taken_down(rig):
+    cache, elsewhere, linker = rig
+    linker.writes_back = WritesBack()
+    elsewhere.add(key_of(cache, cache.insert(prompt(1))))
+    cache.evict(8 * PAGE)
+    assert linker.writes_back.told == ["write back", "send"]
+
+
+def test_evict_when_a_kept_leaf_has_to_go_then_the_arena_is_told_as_well(rig):
+    cache, _, linker = rig
+    linker.writes_back = WritesBack()
+    node = cache.insert(prompt(1))
+    keys = page_keys(cache, node)
+    linker.kept_in_pool.add(keys[-1])
+    assert cache.evict(8 * PAGE) == 8 * PAGE
+    assert linker.writes_back.told == ["write back", keys, "send"]
+
+
+def test_evict_when_the_arena_cannot_be_told_then_sglang_chooses_and_pages_go_down_as_they_come(rig):
+    cache, _, linker = rig
+    linker.writes_back = WritesBack(stays=None)
+    cache.insert(prompt(1))
+    assert cache.evict(8 * PAGE) == 8 * PAGE
+    assert linker.writes_back.told == ["write back", "let go", "write through"]
+    cache.insert(prompt(2))
+    assert cache.evict(8 * PAGE) == 8 * PAGE
+    assert linker.writes_back.told == ["write back", "let go", "write through"]
+
+
+def test_fetch_when_room_is_made_for_it_then_none_is_taken_from_where_its_pages_lie(rig):
+    cache, _, linker = rig
+    linker.writes_back = WritesBack()
+    cache.insert(prompt(1))
+    wrapper = SimpleNamespace(cache_linker=linker, hit_markers={"a": SimpleNamespace(tail_hashes=["k"])})
+    load_back = hooked(
+        "sglang.srt.mem_cache.unified_cache.unified_cache_linker.UnifiedCacheLinkerWrapper.load_back",
+        lambda self, req: cache.evict(PAGE),
+    )
+    load_back(wrapper, SimpleNamespace(rid="a"))
+    told = linker.writes_back.told
+    assert told[:2] == ["spares ['k']", "write back"] and told[-2:] == ["send", "spares no more"]
+    load_back(wrapper, SimpleNamespace(rid="b"))
+    assert told[-2:] == ["write back", "send"], "it fetches nothing"
+
+
+def test_allocator_when_victims_are_chosen_then_it_knows_what_is_on_its_way_down(rig):
+    cache, _, linker = rig
+    allocator = cache.token_to_kv_pool_allocator
+    assert not allocator.is_copying_down()
+    linker.writes_back = SimpleNamespace(is_copying=True)
+    assert allocator.is_copying_down()

@@ -8,6 +8,7 @@ from sglang.srt.disaggregation.kv_events import AllBlocksCleared, BlockRemoved, 
 from sglang.srt.mem_cache.utils import get_hash_str, hash_str_to_int64
 
 from banyan.sglang_plugin.rank.reporting.arena_events import ArenaEvents
+from banyan.sglang_plugin.rank.reporting.page_tokens import NUM_CALLS
 
 PAGE, NUM_PAGES = 4, 4
 TOKENS = list(range(100, 100 + NUM_PAGES * PAGE))
@@ -88,22 +89,40 @@ def num_remembered(arena):
     return len(arena._tokens._pages) + len(arena._tokens._unknown)
 
 
+def forgotten(arena):
+    """Calls until what has left is remembered no longer."""
+    for _ in range(NUM_CALLS):
+        arena.take()
+
+
 def test_pages_when_pool_and_arena_have_lost_them_then_nothing_is_remembered(arena):
     arena.filled(range(NUM_PAGES), KEYS)
     arena.take([in_pool()])
     assert num_remembered(arena) == NUM_PAGES
     arena.evicted(KEYS[:2])
     arena.take([out_of_pool(0, 2)])
+    forgotten(arena)
     assert num_remembered(arena) == 3, "one is gone, one is in the pool, one in the arena, one in both"
     arena.evicted(KEYS[2:])
     arena.take([out_of_pool(1, 3)])
+    forgotten(arena)
     assert num_remembered(arena) == 0
     arena.has(KEYS)
     arena.take()
     arena.emptied()
     arena.evicted(KEYS)
     arena.take()
+    forgotten(arena)
     assert num_remembered(arena) == 0
+
+
+def test_page_when_it_lands_in_the_arena_some_steps_behind_its_end_in_the_pool_then_its_tokens_are_known(arena):
+    arena.take([in_pool()])
+    arena.take([out_of_pool(0, 1, 2, 3)])
+    for _ in range(NUM_CALLS - 1):
+        arena.take()
+    arena.filled(range(NUM_PAGES), KEYS)
+    assert told_of(arena.take()) == WHOLE
 
 
 def test_page_when_it_left_the_pool_and_came_back_between_two_calls_then_its_tokens_are_known(arena):

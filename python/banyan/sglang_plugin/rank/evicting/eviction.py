@@ -11,6 +11,9 @@ by a match that ends where the split shall be, as the match of another prompt wo
 Leaves that end with a page that is kept are passed over while there is another one, and go last, the oldest first: so
 a page that is kept makes no request wait. Each prefix that is kept ends a node of its own, so what is kept for longer
 than what continues it does not go with that.
+
+A leaf that nobody else has goes down to the arena before it goes, where pages need not lie there before (write-back,
+``banyan.arena.backup``). SGLang counts its pages as free at once, and they are when they have been copied.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Container, Sequence
+from contextlib import nullcontext
 from itertools import takewhile
 from typing import Any
 
@@ -27,6 +31,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.runtime_context import get_server_args
 
 from banyan import faults
+from banyan.arena.backup import Backup
 from banyan.core import SourceKind
 from banyan.planner.stretches import STRETCHES_PER_POOL, least_stretch, splits
 from banyan.planner.victims import CostShares, Leaf, Looks, Walk, at_once
@@ -64,6 +69,7 @@ def after_init_cache_linker(result: None, cache: Any, linker: Any) -> None:
         return
     prefill.tell_begun(linker.demand.served)
     allocator = cache.token_to_kv_pool_allocator
+    allocator.is_copying_down = lambda: (backup := linker.writes_back) is not None and backup.is_copying
     allocator.least_evicted_tokens = at_once(linker.num_frames) * cache.page_size
     cache.banyan_victims = VictimChoice(
         cache.tree_core,
@@ -77,6 +83,7 @@ def after_init_cache_linker(result: None, cache: Any, linker: Any) -> None:
         kept=linker.kept_in_pool,
         ends=linker.ends_in_pool,
         has_enough=lambda: allocator.has_what_it_needs,
+        writes_back=lambda: linker.writes_back,
     )
 
 
@@ -96,13 +103,15 @@ def after_insert(result: Any, cache: Any, params: Any) -> None:
 
 
 def around_load_back(load_back: Callable[..., Any], wrapper: Any, req: Any) -> Any:
-    """SGLang makes room for what a request is to fetch: count what that pushes out."""
-    counters = getattr(wrapper.cache_linker, "counters", None)
-    if counters is None:
+    """SGLang makes room for what a request is to fetch: count what that pushes out, none of it to where that lies."""
+    linker, hit = wrapper.cache_linker, wrapper.hit_markers.get(req.rid)
+    counters = getattr(linker, "counters", None)
+    if hit is None or counters is None:
         return load_back(wrapper, req)
-    before = counters.num_evicted_pages
+    before, backup = counters.num_evicted_pages, linker.writes_back
     try:
-        return load_back(wrapper, req)
+        with nullcontext() if backup is None else backup.sparing(hit.tail_hashes):
+            return load_back(wrapper, req)
     finally:
         counters.displaced_pages += counters.num_evicted_pages - before
 
@@ -117,6 +126,7 @@ class VictimChoice:
         num_frames: of the rank's pool.
         kept: keys of pages that go last; ``ends``: those with which a prefix ends that is kept. They change.
         has_enough: whether nothing that is kept has to go.
+        writes_back: what takes last copies down when they go, if anything does.
     """
 
     def __init__(
@@ -133,9 +143,12 @@ class VictimChoice:
         kept: Container[str],
         ends: Container[str],
         has_enough: Callable[[], bool],
+        writes_back: Callable[[], Backup | None],
     ) -> None:
         self._core = core
         self._kept, self._ends, self._has_enough = kept, ends, has_enough
+        self._writes_back = writes_back
+        self._backup: Backup | None = None
         self._spared: list[Any] = []
         self._has_spared_gone = False
         self._copies_of = copies_of
@@ -196,6 +209,9 @@ class VictimChoice:
 
         self._begin_again = begin_again
         self._shares.refresh()
+        self._backup = self._writes_back()
+        if self._backup is not None:
+            self._backup.write_back()
         self._walk = Walk(
             lambda: self._next_oldest(component), begin_again, self._look, self._looks, uncovers=self._uncovers
         )
@@ -216,12 +232,19 @@ class VictimChoice:
         is_short = tracker.get(component, 0) < self._num_asked and not self._has_enough()
         if self._chosen is None and self._spared and is_short:
             return self._next_spared()
-        return self._last_step if self._chosen is None else self._steps.pop(self._chosen.node)
+        if self._chosen is None:
+            return self._last_step
+        self._chosen = self._taken_down(self._chosen)
+        return self._steps.pop(self._chosen.node)
 
     def end(self, component: Any) -> None:
         self._count(self._tracker.get(component, 0))
         self._has_begun = False
         self._end(component)
+        backup, self._backup = self._backup, None
+        if backup is not None:
+            # Beyond the walk it is the tier's alone: new weights have another one, in the old one's place.
+            backup.send()
         self._walk = self._chosen = self._last_step = None
         self._spared.clear()
         self._has_spared_gone = False
@@ -230,6 +253,10 @@ class VictimChoice:
 
     def _give_up(self) -> None:
         """From now on SGLang chooses."""
+        backup, self._writes_back, self._backup = self._writes_back(), lambda: None, None
+        if backup is not None:
+            backup.let_go()
+            backup.write_through()
         self._core.evict_device_start, self._core.evict_device_next_node, self._core.evict_device_end = self._theirs
 
     def _start_anew(self, component: Any, num_tokens: int) -> None:
@@ -259,8 +286,16 @@ class VictimChoice:
     def _next_spared(self) -> Any:
         step = self._spared.pop(0)
         self._has_spared_gone = True
-        self._chosen = Leaf(step.node_id, self._core.get_last_hash_value(step.node_id), None, math.inf)
+        key = self._core.get_last_hash_value(step.node_id)
+        self._chosen = self._taken_down(Leaf(step.node_id, key, self._copies_of([key])[0], math.inf))
         return step
+
+    def _taken_down(self, leaf: Leaf) -> Leaf:
+        """A leaf that goes, as it is when it is gone: the arena may have found no frames for it."""
+        if self._backup is None or leaf.copy is SourceKind.PEER or not leaf.key:
+            return leaf
+        stays = self._backup.leaving(self._core.get_hash_values(leaf.node))
+        return Leaf(leaf.node, leaf.key, SourceKind.HOST if stays else None, leaf.reload_cost)
 
     def _behind_kept(self, node: int) -> list[int]:
         """How many pages of a node come behind each prefix that is kept and ends within it."""
@@ -280,6 +315,9 @@ class VictimChoice:
         last_pages = [self._core.get_last_hash_value(node) for node in nodes]
         keys = [key for key in last_pages if key is not None]
         copies = self._copies_of(keys)
+        if self._backup is not None:
+            # What nobody has goes down when it goes.
+            copies = [SourceKind.HOST if copy is None else copy for copy in copies]
         reload_costs = self._shares.reload_costs(copies, self._demand.reuse_probabilities(keys))
         found = dict(zip(keys, zip(copies, reload_costs, strict=True), strict=True))
         # What has no key nobody can find.

@@ -4,18 +4,22 @@
 The arena knows keys alone, and Banyan's router needs no more. Other routers (Dynamo's, llm-d's) know a page by its
 tokens and by the page before it: an event without them tells them nothing.
 
-Invariant: a page is remembered while the pool or the arena has it, hence in no more memory than both have pages.
-Scheduler thread only.
+Invariant: a page is remembered while the pool or the arena has it, and for ``NUM_CALLS`` more: what goes down when it
+leaves the pool lands later. Scheduler thread only.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sglang.srt.disaggregation.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, StorageMedium
+
+NUM_CALLS = 16
+"""Of ``forget``: a copy takes a few steps of the scheduler at most."""
 
 PageEvent = Any
 """SGLang's: a ``BlockStored`` or a ``BlockRemoved``."""
@@ -37,8 +41,8 @@ class PageTokens:
         self._pages: dict[int, _Page] = {}
         self._unknown: set[int] = set()
         """Pages in the arena that came without tokens: read from a store, from another node, or kept."""
-        self._left: list[int] = []
-        """Pages that have left the pool or the arena since the last ``forget``."""
+        self._left: deque[list[int]] = deque([[]])
+        """Pages that have left the pool or the arena, by calls of ``forget``, the last ones since the last."""
 
     def learn(self, own: Iterable[PageEvent]) -> list[int]:
         """What SGLang tells of the pool; the pages in the arena of which only now the tokens are known."""
@@ -54,7 +58,7 @@ class PageTokens:
             elif isinstance(event, BlockStored):
                 now_known += self._stored(event)
             elif isinstance(event, BlockRemoved):
-                self._left += event.block_hashes
+                self._left[-1] += event.block_hashes
                 for name in event.block_hashes:
                     if (page := self._pages.get(name)) is not None:
                         page.is_in_pool = False
@@ -110,12 +114,12 @@ class PageTokens:
             self._unknown.discard(name)
             if (page := self._pages.get(name)) is not None:
                 page.is_in_arena = False
-                self._left.append(name)
+                self._left[-1].append(name)
 
     def forget(self) -> None:
-        """What has left both places is remembered no longer."""
-        left, self._left = self._left, []
-        for name in left:
+        """What has left both places, and not lately, is remembered no longer."""
+        self._left.append([])
+        for name in self._left.popleft() if len(self._left) > NUM_CALLS + 1 else ():
             page = self._pages.get(name)
             if page is not None and not page.is_in_pool and not page.is_in_arena:
                 del self._pages[name]
