@@ -13,7 +13,7 @@ Where moving is slow, the best n is where move and first forward take as long: t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import accumulate
@@ -85,6 +85,25 @@ class Plan(msgspec.Struct, frozen=True):
     reason: PlanReason
     best: Estimated | None = None
     recompute: Estimated | None = None
+
+
+def most_saving(plans: Sequence[Plan]) -> int:
+    """Which of these plans for the same tail, of pages found at one node each, is to be carried out. The first, unless
+    another one ends earlier, by more than the first one's error, or moves something where the first moves nothing. A
+    plan of which a time is not known is better than to move nothing, and no other one is better than it."""
+    chosen = 0
+    for place, plan in enumerate(plans):
+        if _is_better(plan, plans[chosen]):
+            chosen = place
+    return chosen
+
+
+def _is_better(plan: Plan, chosen: Plan) -> bool:
+    if plan.num_pages == 0 or chosen.num_pages == 0:
+        return plan.num_pages > chosen.num_pages
+    if plan.best is None or chosen.best is None:
+        return False
+    return plan.best.total_us < chosen.best.total_us - chosen.best.error_us
 
 
 class Pricing:

@@ -20,7 +20,7 @@ Called by one thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -31,7 +31,7 @@ from banyan.core import Outcome, Refusal, SourceKind, Supplier, rid_of
 from banyan.latest import Latest
 from banyan.pacing.correction import length_class
 from banyan.planner.move_rates import MoveRates
-from banyan.planner.plan import Estimated, Plan, PlanReason, Pricing, Tail
+from banyan.planner.plan import Estimated, Plan, PlanReason, Pricing, Tail, most_saving
 from banyan.planner.prefill_times import PrefillTimes
 from banyan.telemetry import Why
 
@@ -40,6 +40,9 @@ MAX_HABITS = 1024
 MAX_WAITING = 4096
 MAX_DECISIONS = 256
 """Some 100 KB of /server_info."""
+
+WEIGHED = (PlanReason.FASTER, PlanReason.KEPT)
+"""Why a plan is what it is, where its times have decided."""
 
 UNPLANNED = {PlanReason.TOO_SHORT: Why.SHORT, PlanReason.LONE_TOKEN: Why.TAIL}
 """Why a plan leaves some of what was found, where it is not cheaper so."""
@@ -127,6 +130,18 @@ class Planner:
             self._remember(request, decision)
         return decision.plan
 
+    def choose_read(self, request: str, tails: Sequence[Tail], asked: Action | None = None) -> int:
+        """For which of ``tails`` to read: one tail, as several nodes have some of it, the one with the most first. That
+        one is tried as often as if it were alone, where it is passed over because it was slow."""
+        first, *others = [self._compare(tail, asked, uncut=()) for tail in tails]
+        if first.reason not in WEIGHED:
+            return 0
+        chosen = most_saving([first, *others])
+        if chosen and (trial := self._trial(tails[0], msgspec.structs.replace(first, num_pages=0))) is not None:
+            self._reads.put(request, _Decision(tails[0], trial, self._clock()))
+            return 0
+        return chosen
+
     def _remember(self, request: str, decision: _Decision) -> None:
         self._decisions.put(request, decision)
         self._told.put(request, decision)
@@ -141,6 +156,13 @@ class Planner:
         return self._pricing.move_share(kind, num_tokens)
 
     def _plan(self, tail: Tail, asked: Action | None, *, uncut: Collection[SourceKind]) -> Plan:
+        plan = self._compare(tail, asked, uncut=uncut)
+        if plan.reason not in WEIGHED:
+            return plan
+        return self._trial(tail, plan) or plan
+
+    def _compare(self, tail: Tail, asked: Action | None, *, uncut: Collection[SourceKind]) -> Plan:
+        """The plan for this tail, but for trials."""
         found = tail.num_found
         if found == 0:
             return Plan(0, PlanReason.NOTHING_FOUND)
@@ -157,10 +179,12 @@ class Planner:
             return Plan(found, PlanReason.UNMEASURED, best, recompute)
         return self._choose(tail, best, recompute)
 
-    def _choose(self, tail: Tail, best: Estimated, recompute: Estimated) -> Plan:
+    def _habit(self, tail: Tail) -> _Habit:
         suppliers = tuple(dict.fromkeys(run.supplier for run in tail.runs))
-        tails = suppliers, length_class(tail.num_found * tail.page_tokens)
-        habit = self._habits.used(tails, _Habit)
+        return self._habits.used((suppliers, length_class(tail.num_found * tail.page_tokens)), _Habit)
+
+    def _choose(self, tail: Tail, best: Estimated, recompute: Estimated) -> Plan:
+        habit = self._habit(tail)
         gain_us = recompute.total_us - best.total_us
         is_clear = abs(gain_us) > best.error_us
         reason = PlanReason.FASTER
@@ -168,23 +192,26 @@ class Planner:
             habit.moves = gain_us > 0
         elif habit.moves != (gain_us > 0):
             reason = PlanReason.KEPT
-        chosen = best if habit.moves else recompute
-        if self._is_due(habit, tail, chosen, recompute):
-            habit.num_left = 0
-            self._pricing.measure_anew(tail, tail.num_found)
-            return Plan(tail.num_found, PlanReason.TRIAL, best, recompute)
-        return Plan(chosen.num_pages, reason, best, recompute)
+        return Plan((best if habit.moves else recompute).num_pages, reason, best, recompute)
 
-    def _is_due(self, habit: _Habit, tail: Tail, chosen: Estimated, recompute: Estimated) -> bool:
-        """Whether all that was found is to be moved, to see how long it takes now."""
-        if self._pricing.measures(tail, chosen.num_pages) == self._pricing.measures(tail, tail.num_found):
+    def _trial(self, tail: Tail, plan: Plan) -> Plan | None:
+        """In place of ``plan``, where all that was found is to be moved, to see how long it takes now. Counts the
+        plan."""
+        habit, recompute = self._habit(tail), plan.recompute
+        if self._pricing.measures(tail, plan.num_pages) == self._pricing.measures(tail, tail.num_found):
             habit.num_left = 0
-            return False
+            return None
         habit.num_left += 1
+        assert plan.best is not None and recompute is not None, "times have decided"
         whole = self._pricing.estimate(tail, tail.num_found, recompute)
         assert whole is not None, "known for the best, known for the whole"
+        chosen = plan.best if plan.num_pages else recompute
         more_us = max(recompute.total_us, whole.total_us - chosen.total_us)
-        return habit.num_left * recompute.total_us >= TRIAL_EVERY * more_us
+        if habit.num_left * recompute.total_us < TRIAL_EVERY * more_us:
+            return None
+        habit.num_left = 0
+        self._pricing.measure_anew(tail, tail.num_found)
+        return msgspec.structs.replace(plan, num_pages=tail.num_found, reason=PlanReason.TRIAL)
 
     def _decision(self, request: str) -> _Decision | None:
         return self._decisions.get(request) or self._told.get(request)

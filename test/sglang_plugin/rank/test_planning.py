@@ -189,6 +189,12 @@ def test_read_when_one_node_has_proved_slow_then_others_are_borrowed_from_all_th
         facts = requests.facts(requests.id_of_rid(node), PAGE)
         worth[node] = rank.planner.num_to_read(facts, 20, run)
     assert worth == {"slow:1": 0, "quick:1": 20, "new:1": 20}
+    rank.arrive("r", 330)
+    facts = requests.facts(requests.id_of_rid("r"), PAGE)
+    less = Run(SourceKind.REMOTE, 15, "quick:1")
+    assert rank.planner.choose_read(facts, 20, [found["slow:1"], less]) == 1
+    gone = requests.facts("gone", PAGE)
+    assert rank.planner.choose_read(gone, 20, [found["slow:1"], less]) == 0
     assert rank.planner.state()["move_us_per_token"].keys() == {"slow:1", "quick:1"}
     rank.planner.was_read(found["slow:1"], 320 * 1e-6)
     assert rank.planner.state()["move_us_per_token"]["slow:1"]["128"] < 5000.0

@@ -182,18 +182,25 @@ class Borrower:
         return number
 
     def answers(self) -> list[tuple[int, NodeFound | None]]:
-        """Questions that are over since the last call: what the best node has, or None. Never waits."""
+        """Questions that are over since the last call: what the node with the most pages has, and others, or None.
+        Never waits."""
         over: list[tuple[int, NodeFound | None]] = []
         while self._answers:
             best = self._answers.popleft()
             # It may have come when its thread had ended, and was said to be over.
-            keys = self._asked.pop(best.number, ())[: best.num_pages]
-            found = NodeFound(str(self._nodes[best.node]), best.node, keys) if keys and best.node >= 0 else None
+            keys = self._asked.pop(best.number, ())
+            found = None
+            if keys and best.node >= 0:
+                others = tuple(self._found(node, keys[:num_pages]) for node, num_pages in best.others)
+                found = self._found(best.node, keys[: best.num_pages], others)
             over.append((best.number, found))
         if self._is_off:
             over += [(number, None) for number in self._asked]
             self._asked.clear()
         return over
+
+    def _found(self, node: int, keys: Sequence[str], others: tuple[NodeFound, ...] = ()) -> NodeFound:
+        return NodeFound(str(self._nodes[node]), node, keys, others)
 
     def read(
         self,

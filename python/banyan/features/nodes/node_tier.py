@@ -18,6 +18,7 @@ from typing import cast
 from banyan.arena.page_source import Wanted, Worth
 from banyan.arena.prefetch import Prefetch
 from banyan.arena.remote_tier import RemoteTier
+from banyan.core import Run, SourceKind
 from banyan.features.nodes.borrower import Borrower
 from banyan.features.nodes.pull import NodeFound
 from banyan.ports import StoreRead
@@ -27,10 +28,20 @@ REMOTE_PREFETCH_PATIENCE_S = 12.0
 """Longer than anybody who sends waits for the end of a remote prefetch."""
 
 
+Choose = Callable[[str, int, Sequence[Run]], int]
+"""Of a request, the ``num_missing`` last pages of whose prompt several nodes have, the one with the most first: which
+of them is to bring them."""
+
+
+def the_first(request: str, num_missing: int, found: Sequence[Run]) -> int:
+    return 0
+
+
 class NodeTier(RemoteTier[NodeFound]):
     """One rank's prompts at the other nodes.
 
     ``told`` knows of a request which nodes' arenas were said to have more of its prompt, None where nothing was said.
+    ``choose``: from whom to pull it.
     """
 
     def __init__(
@@ -41,12 +52,14 @@ class NodeTier(RemoteTier[NodeFound]):
         counters: Counters,
         clock: Callable[[], float],
         told: Callable[[str], Sequence[str] | None] = lambda request: None,
+        choose: Choose = the_first,
     ) -> None:
         # No method of its own: a tier that is part of a cycle would keep its reader's place after it was let go.
         pull = partial(_pull, nodes, prefetch)
         super().__init__(nodes, bring=pull, prefetch=prefetch, counters=counters, clock=clock)
         self._nodes = nodes
         self._told = told
+        self._choose = choose
         self._sent_for: set[str] = set()
         self._remote_prefetches: dict[int, int] = {}
         """Of the questions that are remote prefetches: how many pages the node was sent for."""
@@ -93,6 +106,13 @@ class NodeTier(RemoteTier[NodeFound]):
         num_brought = 0 if found is None else found.num_pages
         self._counters.remote_prefetches_failed += num_brought < num_sent_for
         self._prefetch.start_reads(rest.missing, rest.worth, behind=rest.behind)
+
+    def _bring_rest(self, wanted: Wanted, found: NodeFound | None) -> Wanted:
+        if found is not None and found.others:
+            nodes = (found, *found.others)
+            runs = [Run(SourceKind.REMOTE, node.num_pages, node.origin) for node in nodes]
+            found = nodes[self._choose(wanted.request, len(wanted.missing), runs)]
+        return super()._bring_rest(wanted, found)
 
     def forget(self) -> None:
         super().forget()

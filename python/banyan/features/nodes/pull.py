@@ -40,18 +40,21 @@ class Ended(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NodeFound:
-    """Leading pages that a node said to have. ``origin``: its address. Implements ``ports.StoreFound``."""
+    """Leading pages that a node said to have. ``origin``: its address. ``others`` said to have no more of the same.
+    Implements ``ports.StoreFound``."""
 
     origin: str
     node: int
     keys: Sequence[str]
+    others: tuple[NodeFound, ...] = ()
 
     @property
     def num_pages(self) -> int:
         return len(self.keys)
 
     def after(self, num_pages: int, /) -> NodeFound:
-        return NodeFound(self.origin, self.node, self.keys[num_pages:])
+        others = tuple(other.after(num_pages) for other in self.others)
+        return NodeFound(self.origin, self.node, self.keys[num_pages:], others)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

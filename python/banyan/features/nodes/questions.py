@@ -13,7 +13,7 @@ A node: silent <-> listening, and resting or not. One thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 PATIENCE_S = 0.5
 """What a request may wait for an answer."""
@@ -25,11 +25,12 @@ LAST_PROBE_S = 5.0
 @dataclass(frozen=True, slots=True)
 class Best:
     """How a question ended: the node with the most pages, of equals the one with the fewest pulls under way, -1 when
-    nobody has any."""
+    nobody has any. ``others`` have some, too, each so many, in the same order."""
 
     number: int
     node: int
     num_pages: int
+    others: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(slots=True)
@@ -46,8 +47,8 @@ class _Node:
 class _Question:
     waits_for: set[int]
     deadline_s: float
-    best: tuple[int, int, int] = (0, 0, -1)
-    """Its pages, less its pulls under way, and which node."""
+    found: list[tuple[int, int, int]] = field(default_factory=list)
+    """Of each node with pages: how many, less its pulls under way, and which node."""
 
 
 class Questions:
@@ -85,7 +86,7 @@ class Questions:
         self.heard(node)
         question.waits_for.discard(node)
         if num_pages:
-            question.best = max(question.best, (num_pages, -num_pulls, node))
+            question.found.append((num_pages, -num_pulls, node))
         return None if question.waits_for else self._end(number)
 
     def missed(self, number: int, node: int) -> Best | None:
@@ -134,5 +135,6 @@ class Questions:
         return [(place, self._nodes[place].probe) for place in due]
 
     def _end(self, number: int) -> Best:
-        num_pages, _, node = self._questions.pop(number).best
-        return Best(number, node, num_pages)
+        found = sorted(self._questions.pop(number).found, reverse=True)
+        (node, num_pages), *others = [(node, num_pages) for num_pages, _, node in found] or [(-1, 0)]
+        return Best(number, node, num_pages, tuple(others))

@@ -22,7 +22,7 @@ from banyan import faults
 from banyan.arena.backup import Backup
 from banyan.arena.page_source import Worth, all_that_is_found
 from banyan.cache import PrefixCache
-from banyan.core import SourceKind
+from banyan.core import Run, SourceKind
 from banyan.planner import RequestFacts
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.access import Window
@@ -171,6 +171,11 @@ class Rank:
     def worth_of(self, request: str) -> Worth:
         """How much of what is found of a request's prompt is to be read, whatever SGLang is going to ask for."""
         return partial(self._planner.num_to_read, requests.facts_of_all_pages(request, self.page_tokens))
+
+    def choose_read(self, request: str, num_missing: int, found: Sequence[Run]) -> int:
+        """Which of several nodes' pages of a request's prompt are to be read; the longest of ``found`` comes first."""
+        facts = requests.facts_of_all_pages(request, self.page_tokens)
+        return self._planner.choose_read(facts, num_missing, found)
 
     def computed(self, req: Any, cached_tokens: int) -> dict[Why, int]:
         """The answer of a request has begun, and so many tokens of its prompt were cached: why the others were

@@ -78,6 +78,11 @@ class RankPlanner:
             return found.num_pages
         return self._planner.decide_read(request.id, tail, self._asked(request)).num_pages
 
+    def choose_read(self, request: RequestFacts, num_missing: int, found: Sequence[Run]) -> int:
+        """Asked before ``num_to_read`` where several nodes have some, the one with the most first: whose to read."""
+        tails = [tail for run in found if (tail := request.tail(num_missing, [run])) is not None]
+        return self._planner.choose_read(request.id, tails, self._asked(request)) if tails else 0
+
     def move_share(self, kind: SourceKind) -> float | None:
         """What it takes to have an evicted prefix again from ``kind``, over computing it; None while not measured."""
         return self._planner.move_share(kind, TYPICAL_TOKENS)

@@ -172,3 +172,12 @@ def test_request_when_this_rank_is_to_read_at_its_turn_then_nothing_more_is_look
     assert store.asked == [NUM_PAGES] and not p.kinds.full.is_awaited(requests.id_of(req))
     poll(p, lambda: p.counters.read_pages == 2 * NUM_PAGES)
     assert torch.equal(fetch(servers, req.rid), servers.expected)
+
+
+def test_request_when_several_nodes_have_some_of_its_prompt_then_the_ranks_planner_chooses(servers, monkeypatch):
+    asked = []
+    monkeypatch.setattr(servers.p._planner, "choose_read", lambda *asked_for: asked.append(asked_for) or 1)
+    (path,) = servers.p.kinds.full.tier.sources
+    assert path._nodes._choose("gone", NUM_PAGES, ["one", "another"]) == 1
+    ((facts, *found),) = asked
+    assert (facts.id, found) == ("gone", [NUM_PAGES, ["one", "another"]])

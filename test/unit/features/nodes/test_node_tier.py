@@ -11,7 +11,9 @@ import pytest
 from test.unit.arena.test_remote_tier import FakeNodes, FakePrefetch
 
 from banyan.arena.page_source import Wanted
+from banyan.core import Run, SourceKind
 from banyan.features.nodes.node_tier import NodeTier
+from banyan.features.nodes.pull import NodeFound
 from banyan.telemetry import Counters
 
 NODES = ("a:1", "b:1")
@@ -40,16 +42,30 @@ class PageServers(FakeNodes):
         self.at.append(tuple(nodes))
         return super().ask(keys)
 
+    def read(self, *wanted):
+        raise AssertionError("nobody reads here")
+
+
+class Pulls(FakePrefetch):
+    def start_pull(self, keys, worth, found, pull, origin, behind):
+        self.pulls.append((origin, found.keys))
+
 
 @pytest.fixture
 def rank():
-    made = SimpleNamespace(page_servers=PageServers(), counters=Counters())
+    made = SimpleNamespace(page_servers=PageServers(), counters=Counters(), prefetch=Pulls(), choices=[])
+
+    def choose(*choice):
+        made.choices.append(choice)
+        return made.chosen
+
     made.tier = NodeTier(
         made.page_servers,
-        prefetch=FakePrefetch(),
+        prefetch=made.prefetch,
         counters=made.counters,
         clock=lambda: 0.0,
         told=lambda request: made.said,
+        choose=choose,
     )
     return made
 
@@ -87,6 +103,18 @@ def test_request_when_the_named_node_does_not_listen_then_it_is_not_held_back(ra
     rank.said = ["a:1"]
     rank.tier.ask(Wanted("r", ["k"], 0, None))
     assert not rank.tier.is_awaited("r") and counted(rank) == (0, 0, 0)
+
+
+def test_pages_when_several_nodes_have_some_then_they_come_from_the_chosen_one(rank):
+    rank.said, rank.chosen, wanted = None, 1, list("kqrst")
+    rank.prefetch.num_come = 1
+    for found in (NodeFound("a:1", 0, list("qrst"), (NodeFound("b:1", 1, list("qrs")),)), NodeFound("a:1", 0, ["q"])):
+        rank.tier.ask(Wanted("r", wanted, 1, None))
+        rank.page_servers.over = [(len(rank.page_servers.asked), found)]
+        rank.tier.poll()
+    assert rank.prefetch.pulls == [("b:1", ["r", "s"]), ("a:1", [])]
+    runs = [Run(SourceKind.REMOTE, 4, "a:1"), Run(SourceKind.REMOTE, 3, "b:1")]
+    assert rank.choices == [("r", 4, runs)], "where one node alone has some there is no choice"
 
 
 def test_tier_when_it_is_let_go_then_it_is_gone_without_a_collection(rank):

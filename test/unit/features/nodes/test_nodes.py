@@ -634,6 +634,22 @@ def test_pages_when_two_nodes_have_them_then_they_come_from_the_one_with_fewer_p
     last.close()
 
 
+def test_pages_when_another_node_than_the_one_with_the_most_is_chosen_then_they_come_from_there(nodes) -> None:
+    long, two = nodes
+    short = Node()
+    for node, numbers in ((long, [1, 2, 3]), (short, [1, 2])):
+        node.keep(numbers, LENT[: len(numbers)])
+        node.lend()
+    two.borrow_from(long.page_server.address, short.page_server.address)
+    two.remote._choose = lambda request, num_missing, found: [run.num_pages for run in found].index(2)
+    until(lambda: two.borrower.num_listening == 2)
+    two.remote.ask(Wanted("r", keys(1, 2, 3), 0, whole))
+    two.wait_answered("r")
+    until(lambda: two.poll() or two.residency.num_resident == 2)
+    assert (long.page_server.lending.num_pages, short.page_server.lending.num_pages) == (0, 2)
+    short.close()
+
+
 def test_pulls_when_their_node_was_lost_since_it_lent_for_them_then_they_do_not_wait_for_it_again(standing) -> None:
     two, carrier = standing
     carrier.is_lost.set()

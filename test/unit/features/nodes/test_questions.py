@@ -22,7 +22,7 @@ def test_question_when_all_have_answered_then_the_best_node_is_named():
     assert asking.begin(1, ALL) == [0, 1, 2]
     assert asking.answered(1, 0, 4) is None and asking.answered(1, 1, 9) is None
     assert asking.answered(1, 1, 99) is None, "one answer counts once"
-    assert asking.answered(1, 2, 7) == Best(1, 1, 9)
+    assert asking.answered(1, 2, 7) == Best(1, 1, 9, ((2, 7), (0, 4)))
     assert asking.answered(1, 2, 7) is None and asking.expire() == []
 
 
@@ -31,11 +31,11 @@ def test_question_when_nodes_have_equally_much_then_the_one_with_the_fewest_pull
     asking.begin(1, ALL)
     for node, (num_pages, num_pulls) in enumerate([(9, 1), (9, 0), (9, 2)]):
         best = asking.answered(1, node, num_pages, num_pulls)
-    assert best == Best(1, 1, 9)
+    assert best == Best(1, 1, 9, ((0, 9), (2, 9)))
     asking.begin(2, ALL)
     for node, (num_pages, num_pulls) in enumerate([(8, 0), (9, 5), (0, 0)]):
         best = asking.answered(2, node, num_pages, num_pulls)
-    assert best == Best(2, 1, 9), "more pages count first"
+    assert best == Best(2, 1, 9, ((0, 8),)), "more pages count first, and who has none is not among them"
 
 
 def test_question_when_nobody_has_a_page_then_no_node_is_named():

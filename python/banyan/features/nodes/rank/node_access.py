@@ -21,7 +21,7 @@ from banyan.features.nodes.borrower import Borrower
 from banyan.features.nodes.dual_path import DualPath, Part
 from banyan.features.nodes.exported_arena import ExportedArena
 from banyan.features.nodes.nixl_pulls import LentByNixl, ReadByNixl
-from banyan.features.nodes.node_tier import NodeTier
+from banyan.features.nodes.node_tier import Choose, NodeTier, the_first
 from banyan.features.nodes.page_server import PageServer
 from banyan.features.nodes.rank import said
 from banyan.features.nodes.remote_prefetch_tier import RemotePrefetchTier
@@ -66,6 +66,7 @@ class NodeAccess(SourceAccess):
         """Of the present namespace: this rank's store and the other nodes as one source, where it has both."""
         self.reads: Callable[[str], Part | None] = lambda request: None
         """Who is to read what of a request's prompt."""
+        self.choose: Choose = the_first
         try:
             self._keys = Keys.of(read_secret(Path(config.secret_file)))
         except (OSError, ValueError) as error:
@@ -101,6 +102,7 @@ class NodeAccess(SourceAccess):
                 counters=parts.counters,
                 clock=time.monotonic,
                 told=self._told,
+                choose=lambda request, num_missing, found: self.choose(request, num_missing, found),
             )
             sources = self._behind(sources, nodes, parts)
         if self.remote_prefetches is not None:

@@ -39,6 +39,7 @@ def register(points: Points) -> None:
         elsewhere = ReadElsewhere(rank, lambda: opened[-1].path if opened else None)
         for access in opened:
             access.reads = elsewhere.part_of
+            access.choose = rank.choose_read
         return elsewhere
 
     points.sources.append(open_access)
