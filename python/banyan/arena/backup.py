@@ -16,8 +16,9 @@ Invariants
      same owner wait with it. The queue is looked at again once a frame is free, with the next offer, and every
      ``LOOK_AGAIN_S``: nobody tells when a page can be evicted again.
   4. No page takes a frame from those of its own chain that come before it, as far as the chain was offered together.
-  5. With write-back what is offered takes free frames only, and waits for none. What leaves is leased when that is
-     said, before the pool hands its pages out, and sent with the next ``send``; it counts as on its way at once.
+  5. With write-back what is offered takes free frames only; the rest is dropped, uncounted, for it goes when it leaves.
+     What leaves is leased when that is said, before the pool hands its pages out, and sent with the next ``send``; it
+     counts as on its way at once.
 
 A page: queued -> leased -> copying -> resident, or passed over, or dropped. One thread calls; the copies have their
 own.
@@ -110,6 +111,10 @@ class Backup:
         self._leased: list[tuple[Lease, _Sent]] = []
         """What the next copy is to bring."""
         self.is_write_back = False
+        self.has_room = True
+        """Whether what has left last has found frames."""
+        self._may_have_frames = True
+        """As far as is known since the last ``send``: each try may walk the whole arena for a page that can go."""
         self._queue: deque[_Queued] = deque()
         self._num_queued = 0
         self._without_frames: set[str] = set()
@@ -153,20 +158,25 @@ class Backup:
 
     def leaving(self, keys: Sequence[str]) -> bool:
         """The pool is about to drop a chain of pages that no other pool has; whether all of them stay on the node."""
-        # What the arena has was to go first, while it lay in the pool as well.
-        self._peers.touch(self._peers.lookup(keys, self._arena_slots))
-        num_present = self._num_present(keys)
+        in_arena = self._peers.lookup(keys, self._arena_slots)
+        # It was to go first, while it lay in the pool as well.
+        self._peers.touch(in_arena)
+        num_present = self._and_coming(keys, in_arena.num_pages)
         keys, behind = keys[num_present:], keys[:num_present]
         if not keys:
             return True
         found = self._peers.lookup(keys, self._pool_slots)
-        frames = self._residency.claim(found.num_pages, behind, keys)
+        frames: list[int] = []
+        if self._may_have_frames:
+            frames = self._residency.claim(found.num_pages, behind, keys)
+            self.has_room = self._may_have_frames = len(frames) == found.num_pages
         self._counters.backups_dropped_pages += len(keys) - len(frames)
         moved = _Sent(keys[: len(frames)], frames)
         return bool(frames) and self._take(found, moved) and len(frames) == len(keys)
 
     def send(self) -> None:
         """Start to copy what is leased."""
+        self._may_have_frames = True
         if self._leased:
             chains = [chain for _, chain in self._leased]
             loads = [(lease, array("q", chain.frames)) for lease, chain in self._leased]
@@ -295,13 +305,16 @@ class Backup:
             room = min(room, self._residency.num_free)
         frames = self._residency.claim(room, behind, keys)
         moved = keys[: len(frames)]
-        if len(frames) < found.num_pages and not self.is_write_back:
+        if len(frames) < found.num_pages and (not self.is_write_back or self._residency.num_free):
             self._enqueue(_Queued(keys[len(frames) : found.num_pages], [*behind, *moved]))
         return found, _Sent(moved, frames)
 
     def _num_present(self, keys: Sequence[str]) -> int:
         """Leading pages that need no copy. A chain has no holes: a page is never evicted before its children."""
-        num_present = self._num_in_arena(keys)
+        return self._and_coming(keys, self._num_in_arena(keys))
+
+    def _and_coming(self, keys: Sequence[str], num_present: int) -> int:
+        """Those that are there, and those behind them that are on their way."""
         while num_present < len(keys) and keys[num_present] in self._on_their_way:
             num_present += 1
         return num_present

@@ -64,7 +64,7 @@ class Counters:
     retired_pages: int = _of("pages given back by SGLang's tree or requests")
     quarantined_pages: int = _of("of these, pages that a peer was still reading")
     alloc_wait_us: int = _of("time allocations waited for freed pages that were not to be handed out yet")
-    evicted_duplicate_pages: int = _of("pages that left this rank's tree and stayed at a peer or in the arena, or went down there")
+    evicted_duplicate_pages: int = _of("pages that left this rank's tree and are at a peer, or in the arena")
     evicted_last_pages: int = _of("pages that left this rank's tree and were the last copies of the node")
     displaced_pages: int = _of("pages that left this rank's tree to make room for a fetch")
     peer_prompts: int = _of("prompts of other ranks that this rank has heard of, to know which pages are wanted again")

@@ -155,16 +155,13 @@ def test_pages_when_only_ranks_that_read_the_pool_want_them_then_they_need_not_l
         ("config", {"deals_with_nodes": True}),
         ("config", {"tenant_share": 0.5}),
         ("cache", {"is_stopped": True}),
-        ("guards_adapters", True),
         ("steps_together", True),
     ],
 )
-def test_pages_when_others_want_them_or_some_may_not_be_kept_then_they_go_down_as_they_come(monkeypatch, of, what):
+def test_pages_when_others_want_them_then_they_go_down_as_they_come(monkeypatch, of, what):
     rank = small_rank(monkeypatch)
     full = rank.kinds.full
     match of:
-        case "guards_adapters":
-            monkeypatch.setattr(type(full), of, what)
         case "steps_together":
             monkeypatch.setattr(type(full.member_slots.layout), of, what)
         case _ if what is None:

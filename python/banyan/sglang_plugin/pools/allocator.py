@@ -76,11 +76,11 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
         return self._if_all_shards_got(self._when_readers_let_go(lambda: allocate(need_size), LOAD_PATIENCE_S))
 
     def _wait_for_copies_down(self, num_tokens: int) -> None:
-        """Longer than for readers: these copies wait for nobody. So far as they can be what is missing."""
+        """Longer than for readers: these copies wait for nobody. As far as they can be what is missing."""
         if num_tokens > self.available_size() or not self.is_copying_down():
             return
         began_s = time.monotonic()
-        until_s = max(self._quarantine.values(), default=0.0) + CIRCLE_S
+        until_s = max(self._quarantine.values(), default=0.0) + OLD_S
         while self._quarantine and not QuarantiningAllocator._are_free(self, num_tokens) and self.is_copying_down():
             if not self._take_drained():
                 if time.monotonic() > until_s:

@@ -200,7 +200,10 @@ class Quarantine:
         # The shards of a rank must evict alike, and only this one knows what its readers hold.
         tree = self._tree if self.is_whole_rank else None
         if tree is not None and tree.supports_prefix_sharing():
-            tree.evict_for_alloc(EvictParams(**{self._tree_name: len(self._quarantine) * self.page_size}))
+            # What is on its way down comes by itself, and what went in its place would go down behind it.
+            now_s = time.monotonic()
+            num_old = sum(now_s - since_s >= OLD_S for since_s in self._quarantine.values())
+            tree.evict_for_alloc(EvictParams(**{self._tree_name: num_old * self.page_size}))
 
     def _give_up(self) -> None:
         num_fetches = self.let_peers_go()

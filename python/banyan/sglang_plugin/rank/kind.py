@@ -193,12 +193,12 @@ class Kind:
     @property
     def may_write_back(self) -> bool:
         """Whether pages need not lie in the arena before they leave the pool: who wants them finds them here. Not where
-        some are not to be kept, nor where ranks step together: what is on its way down is not free for a decode. Nor
-        with shares of tenants: whose a page is, is not remembered for as long as it lies in the pool."""
+        ranks step together: what is on its way down is not free for a decode. Nor with shares of tenants: whose a page
+        is, is not remembered for as long as it lies in the pool."""
         config, members, tier = self.config, self.member_slots, self.tier
         if tier is None or tier.wants_all or config.deals_with_nodes or config.tenant_share is not None:
             return False
-        if self.guards_adapters or members.layout.steps_together:
+        if members.layout.steps_together:
             return False
         return not members.peers or (config.fetches and self.access.all_read_pool)
 

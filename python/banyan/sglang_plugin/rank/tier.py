@@ -263,7 +263,7 @@ class HostTier:
 
     def _touch(self, keys: Sequence[str]) -> int:
         """A prompt's pages are wanted again, also when this rank's own pool holds them too; how many the arena has.
-        With write-back what the pool holds goes down again, and need not stay."""
+        With write-back only those behind what the pool holds, which goes down again, and how many of them."""
         if self.backup.is_write_back:
             keys = keys[self._peers.lookup(keys, [self._member_slots.own]).num_pages :]
         in_arena = self._peers.lookup(keys, self._member_slots.arenas)

@@ -426,8 +426,8 @@ def test_insert_when_more_is_kept_for_less_time_behind_a_beginning_that_is_kept_
 class WritesBack:
     """Notes what it is told."""
 
-    def __init__(self, stays=True):
-        self.told, self.stays = [], stays
+    def __init__(self, stays=True, has_room=True):
+        self.told, self.stays, self.has_room = [], stays, has_room
 
     def write_back(self):
         self.told.append("write back")
@@ -484,6 +484,17 @@ def test_evict_when_a_peer_has_the_leaf_then_it_is_not_taken_down(rig):
     elsewhere.add(key_of(cache, cache.insert(prompt(1))))
     cache.evict(8 * PAGE)
     assert linker.writes_back.told == ["write back", "send"]
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_evict_when_the_arena_had_no_frames_then_a_duplicate_goes_before_a_last_copy(rig, has_room):
+    cache, elsewhere, linker = rig
+    linker.writes_back = WritesBack(has_room=has_room)
+    last, other = cache.insert(prompt(1)), cache.insert(prompt(2))
+    elsewhere.add(key_of(cache, other))
+    keys = page_keys(cache, last)
+    cache.evict(8 * PAGE)
+    assert (keys in linker.writes_back.told) == has_room, "the older one"
 
 
 def test_evict_when_a_kept_leaf_has_to_go_then_the_arena_is_told_as_well(rig):

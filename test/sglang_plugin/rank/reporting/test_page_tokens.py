@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from sglang.srt.disaggregation.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, StorageMedium
 from sglang.srt.mem_cache.utils import get_hash_str, hash_str_to_int64
 
 from banyan.sglang_plugin.rank.reporting.arena_events import ArenaEvents
-from banyan.sglang_plugin.rank.reporting.page_tokens import NUM_CALLS
+from banyan.sglang_plugin.rank.reporting.page_tokens import KEPT_S
 
 PAGE, NUM_PAGES = 4, 4
 TOKENS = list(range(100, 100 + NUM_PAGES * PAGE))
@@ -90,9 +92,11 @@ def num_remembered(arena):
 
 
 def forgotten(arena):
-    """Calls until what has left is remembered no longer."""
-    for _ in range(NUM_CALLS):
-        arena.take()
+    """So long later."""
+    late_s = time.monotonic() + KEPT_S
+    arena._tokens._clock = lambda: late_s
+    arena.take()
+    arena._tokens._clock = time.monotonic
 
 
 def test_pages_when_pool_and_arena_have_lost_them_then_nothing_is_remembered(arena):
@@ -119,7 +123,7 @@ def test_pages_when_pool_and_arena_have_lost_them_then_nothing_is_remembered(are
 def test_page_when_it_lands_in_the_arena_some_steps_behind_its_end_in_the_pool_then_its_tokens_are_known(arena):
     arena.take([in_pool()])
     arena.take([out_of_pool(0, 1, 2, 3)])
-    for _ in range(NUM_CALLS - 1):
+    for _ in range(1_000):
         arena.take()
     arena.filled(range(NUM_PAGES), KEYS)
     assert told_of(arena.take()) == WHOLE

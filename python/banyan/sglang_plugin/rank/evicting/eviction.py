@@ -253,7 +253,8 @@ class VictimChoice:
 
     def _give_up(self) -> None:
         """From now on SGLang chooses."""
-        backup, self._writes_back, self._backup = self._writes_back(), lambda: None, None
+        backup = self._backup or self._writes_back()
+        self._writes_back, self._backup = lambda: None, None
         if backup is not None:
             backup.let_go()
             backup.write_through()
@@ -315,7 +316,7 @@ class VictimChoice:
         last_pages = [self._core.get_last_hash_value(node) for node in nodes]
         keys = [key for key in last_pages if key is not None]
         copies = self._copies_of(keys)
-        if self._backup is not None:
+        if self._backup is not None and self._backup.has_room:
             # What nobody has goes down when it goes.
             copies = [SourceKind.HOST if copy is None else copy for copy in copies]
         reload_costs = self._shares.reload_costs(copies, self._demand.reuse_probabilities(keys))

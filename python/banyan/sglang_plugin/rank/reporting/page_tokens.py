@@ -4,22 +4,23 @@
 The arena knows keys alone, and Banyan's router needs no more. Other routers (Dynamo's, llm-d's) know a page by its
 tokens and by the page before it: an event without them tells them nothing.
 
-Invariant: a page is remembered while the pool or the arena has it, and for ``NUM_CALLS`` more: what goes down when it
-leaves the pool lands later. Scheduler thread only.
+Invariant: a page is remembered while the pool or the arena has it, and for ``KEPT_S``: what goes down when it leaves
+the pool lands later. Scheduler thread only.
 """
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sglang.srt.disaggregation.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, StorageMedium
 
-NUM_CALLS = 16
-"""Of ``forget``: a copy takes a few steps of the scheduler at most."""
+KEPT_S = 5.0
+"""Longer than a copy down, and a forward before it."""
 
 PageEvent = Any
 """SGLang's: a ``BlockStored`` or a ``BlockRemoved``."""
@@ -37,12 +38,15 @@ class _Page:
 class PageTokens:
     """What pages are of, by their names."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._pages: dict[int, _Page] = {}
         self._unknown: set[int] = set()
         """Pages in the arena that came without tokens: read from a store, from another node, or kept."""
-        self._left: deque[list[int]] = deque([[]])
-        """Pages that have left the pool or the arena, by calls of ``forget``, the last ones since the last."""
+        self._left: list[int] = []
+        """Pages that have left the pool or the arena since the last ``forget``."""
+        self._to_forget: deque[tuple[float, list[int]]] = deque()
+        """When, and which."""
 
     def learn(self, own: Iterable[PageEvent]) -> list[int]:
         """What SGLang tells of the pool; the pages in the arena of which only now the tokens are known."""
@@ -58,7 +62,7 @@ class PageTokens:
             elif isinstance(event, BlockStored):
                 now_known += self._stored(event)
             elif isinstance(event, BlockRemoved):
-                self._left[-1] += event.block_hashes
+                self._left += event.block_hashes
                 for name in event.block_hashes:
                     if (page := self._pages.get(name)) is not None:
                         page.is_in_pool = False
@@ -114,15 +118,19 @@ class PageTokens:
             self._unknown.discard(name)
             if (page := self._pages.get(name)) is not None:
                 page.is_in_arena = False
-                self._left[-1].append(name)
+                self._left.append(name)
 
     def forget(self) -> None:
         """What has left both places, and not lately, is remembered no longer."""
-        self._left.append([])
-        for name in self._left.popleft() if len(self._left) > NUM_CALLS + 1 else ():
-            page = self._pages.get(name)
-            if page is not None and not page.is_in_pool and not page.is_in_arena:
-                del self._pages[name]
+        now_s = self._clock()
+        if self._left:
+            self._to_forget.append((now_s + KEPT_S, self._left))
+            self._left = []
+        while self._to_forget and self._to_forget[0][0] <= now_s:
+            for name in self._to_forget.popleft()[1]:
+                page = self._pages.get(name)
+                if page is not None and not page.is_in_pool and not page.is_in_arena:
+                    del self._pages[name]
 
 
 def there(names: Sequence[int], medium: StorageMedium) -> list[PageEvent]:
