@@ -174,6 +174,30 @@ def test_prefix_when_no_pool_can_be_opened_then_it_comes_by_the_arena_alone(alon
         assert [came_from(meta)["host"] for (_, meta), _ in answers] == [whole_pages(ids) for ids, _ in expected]
 
 
+@pytest.mark.parametrize("order", ["late", "5"])
+def test_prompts_when_they_fit_pool_and_arena_together_then_all_come_back_with_the_same_tokens(
+    alone, tmp_path, expected, order
+):
+    num_pages, num_frames = 40, 50
+    fields = {**models.COMMON, **models.LLAMA.fields}
+    rows = fields["num_hidden_layers"] * 2 * fields["num_key_value_heads"]
+    arena_bytes = 2 * num_frames * 4 * PAGE_TOKENS * rows * fields["head_dim"]
+    sizes = ("--max-total-tokens", str(num_pages * PAGE_TOKENS), "--banyan-host-gb", f"{arena_bytes / 2**30:.9f}")
+    with serve(tmp_path, "write-back", *sizes, order=order) as server:
+        wait_ready([server])
+        client = Client(server)
+        for rank in (0, 0, 0, 1):
+            found = 0
+            for ids, tokens in expected:
+                told, meta = client.generate(ids, rank=rank, num_tokens=NUM_TOKENS)
+                assert told == tokens
+                found += meta["cached_tokens"]
+        assert num_pages < num_frames < sum(len(ids) for ids, _ in expected) / PAGE_TOKENS < num_pages + num_frames
+        # The reserve takes an eighth of the pool.
+        assert found > 0.75 * sum(whole_pages(ids) for ids, _ in expected)
+        assert client.total("fetches_failed") == client.total("backups_failed") == 0
+
+
 @pytest.mark.parametrize(
     ("flags", "is_exact"), [(("--tp", "2"), True), (("--kv-cache-dtype", "fp8_e4m3"), False)], ids=["shards", "fp8 KV"]
 )
