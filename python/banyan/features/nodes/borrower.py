@@ -361,6 +361,7 @@ class Borrower:
         wanted = self._wanted.pop(number, None)
         if wanted is not None:
             self._num_pulls[wanted.node] -= 1
+            self._asking.refused(wanted.node)
             self._let_go(wanted.pull)
 
     def _give_up_waiting(self, now_s: float) -> None:
@@ -450,3 +451,5 @@ class Borrower:
             logger.warning("banyan: pages from the node at %s: %s; they are computed", self._nodes[node], ended.value)
         if ended is Ended.LOST:
             self._asking.silent(node)
+        elif ended is Ended.WHOLE:
+            self._asking.brought(node)

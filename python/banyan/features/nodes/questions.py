@@ -6,6 +6,8 @@ Invariants
   2. A node that did not answer in time is silent: it is asked nothing but whether it is there, ever more seldom, until
      it says so in time. So a dead node, or one that is always late, costs one wait, not one for each request.
   3. A node that ``rests`` is asked nothing either, and no probe ends that: what it promises in time does not come.
+  4. A node that refused a loan is left out where others have pages, for `FIRST_BEHIND_S`, and twice as long after each
+     further refusal behind that, at most `LAST_BEHIND_S`. A pull that lands ends it.
 
 A node: silent <-> listening, and resting or not. One thread.
 """
@@ -20,6 +22,9 @@ PATIENCE_S = 0.5
 
 FIRST_PROBE_S = 0.25
 LAST_PROBE_S = 5.0
+
+FIRST_BEHIND_S = 1.0
+LAST_BEHIND_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,8 @@ class Questions:
         self._nodes = [_Node() for _ in range(num_nodes)]
         self._questions: dict[int, _Question] = {}
         self._num_probes = 0
+        self._behind: dict[int, tuple[float, float]] = {}
+        """Of each node that refused: until when others are named, and for how long after the next refusal."""
 
     @property
     def listening(self) -> list[int]:
@@ -114,6 +121,18 @@ class Questions:
             one.is_silent = True
             one.probe_at_s = self._clock() + one.probe_after_s
 
+    def refused(self, node: int) -> None:
+        """It said that it had pages, and then lent none."""
+        now_s = self._clock()
+        until_s, next_s = self._behind.get(node, (0.0, FIRST_BEHIND_S))
+        # Pulls of one moment are refused for one reason.
+        if until_s <= now_s:
+            self._behind[node] = now_s + next_s, min(2 * next_s, LAST_BEHIND_S)
+
+    def brought(self, node: int) -> None:
+        """A pull from it has landed."""
+        self._behind.pop(node, None)
+
     def expire(self) -> list[Best]:
         """End the questions whose time is over."""
         now_s = self._clock()
@@ -135,6 +154,9 @@ class Questions:
         return [(place, self._nodes[place].probe) for place in due]
 
     def _end(self, number: int) -> Best:
+        now_s = self._clock()
         found = sorted(self._questions.pop(number).found, reverse=True)
-        (node, num_pages), *others = [(node, num_pages) for num_pages, _, node in found] or [(-1, 0)]
+        have = [(node, num_pages) for num_pages, _, node in found]
+        willing = [one for one in have if self._behind.get(one[0], (0.0, 0.0))[0] <= now_s]
+        (node, num_pages), *others = willing or have or [(-1, 0)]
         return Best(number, node, num_pages, tuple(others))

@@ -21,7 +21,7 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from banyan.arena.page_source import Wanted
 from banyan.core import Address, Run, SourceKind
-from banyan.features.nodes import borrower, node_connections, page_server
+from banyan.features.nodes import borrower, node_connections, page_server, questions
 from banyan.features.nodes.carriers import NUM_FAILED
 from banyan.features.nodes.exported_arena import LeasedFrames
 from banyan.features.nodes.nixl_pulls import Readable
@@ -647,6 +647,30 @@ def test_pages_when_another_node_than_the_one_with_the_most_is_chosen_then_they_
     two.wait_answered("r")
     until(lambda: two.poll() or two.residency.num_resident == 2)
     assert (long.page_server.lending.num_pages, short.page_server.lending.num_pages) == (0, 2)
+    short.close()
+
+
+def test_pages_when_the_node_with_the_most_refuses_to_lend_then_the_next_come_from_another(nodes, monkeypatch) -> None:
+    monkeypatch.setattr(questions, "FIRST_BEHIND_S", 60)
+    refusing, two = nodes
+    short = Node()
+    for node, numbers in ((refusing, [1, 2, 3]), (short, [1, 2])):
+        node.keep(numbers, LENT[: len(numbers)])
+        node.lend()
+    lending = refusing.page_server.lending
+    monkeypatch.setattr(lending, "_lend", lambda message, *_: Refused(message.number, "gone"))
+    two.borrow_from(refusing.page_server.address, short.page_server.address)
+    until(lambda: two.borrower.num_listening == 2)
+    for number in range(2):
+        two.remote.ask(Wanted(f"r{number}", keys(1, 2, 3), 0, whole))
+        two.wait_answered(f"r{number}")
+        until(lambda: two.poll() or two.residency.num_filling == 0)
+    assert (lending.num_refused, two.residency.num_resident) == (1, 2)
+    monkeypatch.undo()
+    two.remote.ask(Wanted("r", keys(3), 0, whole))
+    two.wait_answered("r")
+    until(lambda: two.poll() or two.residency.num_resident == 3)
+    until(lambda: not two.borrower._asking._behind)
     short.close()
 
 

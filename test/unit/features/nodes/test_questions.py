@@ -4,7 +4,15 @@ from itertools import pairwise
 from test.unit.features.nodes.test_remote_leases import Clock
 
 from banyan.features.nodes.limits import Allowance
-from banyan.features.nodes.questions import FIRST_PROBE_S, LAST_PROBE_S, PATIENCE_S, Best, Questions
+from banyan.features.nodes.questions import (
+    FIRST_BEHIND_S,
+    FIRST_PROBE_S,
+    LAST_BEHIND_S,
+    LAST_PROBE_S,
+    PATIENCE_S,
+    Best,
+    Questions,
+)
 
 ALL = range(3)
 
@@ -128,6 +136,51 @@ def test_node_when_it_rests_then_it_is_not_asked_and_no_answer_ends_that():
     assert asking.listening == [1] and asking.begin(1, ALL) == [1]
     resting.clear()
     assert asking.begin(2, ALL) == [0, 1]
+
+
+def asked(asking, *num_pages):
+    """How a question ends when each node says that it has so many."""
+    asking.begin(1, ALL)
+    for node, num in enumerate(num_pages):
+        best = asking.answered(1, node, num)
+    return best
+
+
+def test_node_when_it_promises_most_and_refuses_each_loan_then_ever_more_seldom_it_is_named():
+    asking, clock = listening(3)
+    refused_s = []
+    while clock.now_s < 400:
+        best = asked(asking, 99, 9, 8)
+        if best.node == 0:
+            refused_s.append(clock.now_s)
+            asking.refused(0)
+        else:
+            assert best == Best(1, 1, 9, ((2, 8),))
+        clock.now_s += 0.5
+    gaps = [later - earlier for earlier, later in pairwise(refused_s)]
+    assert gaps == [1, 2, 4, 8, 16, 32, *[LAST_BEHIND_S] * 5]
+
+
+def test_node_when_it_refuses_pulls_of_one_moment_then_once_counts_and_one_that_lands_ends_it():
+    asking, clock = listening(2)
+    for _ in range(2):
+        for _ in range(5):
+            asking.refused(0)
+        assert asked(asking, 9, 3).node == 1
+        clock.now_s += FIRST_BEHIND_S
+        assert asked(asking, 9, 3) == Best(1, 0, 9, ((1, 3),))
+        asking.refused(0)
+        asking.brought(0)
+        assert asked(asking, 9, 3).node == 0
+
+
+def test_node_when_it_has_refused_and_nobody_else_has_pages_then_it_is_named_all_the_same():
+    asking, _ = listening(2)
+    asking.refused(0)
+    assert asked(asking, 9, 0) == Best(1, 0, 9)
+    asking.refused(1)
+    assert asked(asking, 9, 3) == Best(1, 0, 9, ((1, 3),)), "all have refused"
+    assert asked(asking, 0, 0) == Best(1, -1, 0)
 
 
 def test_allowance_when_more_is_taken_than_it_grows_then_it_is_refused():
