@@ -173,7 +173,10 @@ class Rank:
         return partial(self._planner.num_to_read, requests.facts_of_all_pages(request, self.page_tokens))
 
     def choose_read(self, request: str, num_missing: int, found: Sequence[Run]) -> int:
-        """Which of several nodes' pages of a request's prompt are to be read; the longest of ``found`` comes first."""
+        """Which of several nodes' pages of a request's prompt are to be read; the longest of ``found`` comes first.
+        Shards of one rank would have to choose alike: only what all of them have got is of use."""
+        if not self.is_whole_rank:
+            return 0
         facts = requests.facts_of_all_pages(request, self.page_tokens)
         return self._planner.choose_read(facts, num_missing, found)
 

@@ -19,6 +19,7 @@ from banyan.observe.request_history import decisions_of
 from banyan.routing.hint import ReadHint
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import hooks, identity, requests
+from banyan.sglang_plugin.rank.linker import BanyanLinker
 
 NUM_PAGES = 6
 PROMPT = list(range(100, 100 + NUM_PAGES * PAGE + 2))
@@ -181,3 +182,5 @@ def test_request_when_several_nodes_have_some_of_its_prompt_then_the_ranks_plann
     assert path._nodes._choose("gone", NUM_PAGES, ["one", "another"]) == 1
     ((facts, *found),) = asked
     assert (facts.id, found) == ("gone", [NUM_PAGES, ["one", "another"]])
+    monkeypatch.setattr(BanyanLinker, "is_whole_rank", False)
+    assert path._nodes._choose("gone", NUM_PAGES, ["one", "another"]) == 0, "its shards would have to choose alike"
