@@ -109,9 +109,10 @@ class NodeTier(RemoteTier[NodeFound]):
 
     def _bring_rest(self, wanted: Wanted, found: NodeFound | None) -> Wanted:
         if found is not None and found.others:
-            nodes = (found, *found.others)
-            runs = [Run(SourceKind.REMOTE, node.num_pages, node.origin) for node in nodes]
-            found = nodes[self._choose(wanted.request, len(wanted.missing), runs)]
+            nodes, num_come = (found, *found.others), self._prefetch.num_in_arena(wanted.missing)
+            # A trial is put for the pages that are going to be asked for, or it is lost.
+            runs = [Run(SourceKind.REMOTE, max(0, node.num_pages - num_come), node.origin) for node in nodes]
+            found = nodes[self._choose(wanted.request, len(wanted.missing) - num_come, runs)]
         return super()._bring_rest(wanted, found)
 
     def forget(self) -> None:

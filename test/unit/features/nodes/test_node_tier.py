@@ -113,8 +113,8 @@ def test_pages_when_several_nodes_have_some_then_they_come_from_the_chosen_one(r
         rank.page_servers.over = [(len(rank.page_servers.asked), found)]
         rank.tier.poll()
     assert rank.prefetch.pulls == [("b:1", ["r", "s"]), ("a:1", [])]
-    runs = [Run(SourceKind.REMOTE, 4, "a:1"), Run(SourceKind.REMOTE, 3, "b:1")]
-    assert rank.choices == [("r", 4, runs)], "where one node alone has some there is no choice"
+    runs = [Run(SourceKind.REMOTE, 3, "a:1"), Run(SourceKind.REMOTE, 2, "b:1")]
+    assert rank.choices == [("r", 3, runs)], "of what has not come; where one node alone has some there is no choice"
 
 
 def test_tier_when_it_is_let_go_then_it_is_gone_without_a_collection(rank):
