@@ -53,8 +53,8 @@ class NodeFound:
         return len(self.keys)
 
     def after(self, num_pages: int, /) -> NodeFound:
-        others = tuple(other.after(num_pages) for other in self.others)
-        return NodeFound(self.origin, self.node, self.keys[num_pages:], others)
+        # Whose they are to be is chosen before.
+        return NodeFound(self.origin, self.node, self.keys[num_pages:])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
