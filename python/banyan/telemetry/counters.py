@@ -62,7 +62,7 @@ class Counters:
     wait_us: int = _of("time the forward pass waited for a layer; 0 on GPUs, where streams wait")
     published_pages: int = _of("pages offered to the peers")
     retired_pages: int = _of("pages given back by SGLang's tree or requests")
-    quarantined_pages: int = _of("of these, pages that a peer was still reading")
+    quarantined_pages: int = _of("of these, pages that a peer, or a copy down to the arena, still read")
     alloc_wait_us: int = _of("time allocations waited for freed pages that were not to be handed out yet")
     evicted_duplicate_pages: int = _of("pages that left this rank's tree and are at a peer, or in the arena")
     evicted_last_pages: int = _of("pages that left this rank's tree and were the last copies of the node")

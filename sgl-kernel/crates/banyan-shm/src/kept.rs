@@ -13,9 +13,14 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 use crate::error::{Result, ShmError, invalid};
 use crate::memory::{SharedMemory, until_done};
+
+/// A millisecond apart.
+const TRIES_IN_PASSING: usize = 100;
 
 /// What lay in the file when it was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,9 +87,12 @@ impl SharedMemory {
         }
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         let (at, count) = (offset as libc::off_t, len as libc::off_t);
-        // SAFETY: a system call on our own descriptor, in bounds.
-        until_done(|| unsafe { libc::fallocate(self.fd(), mode, at, count) })
-            .and_then(|()| self.check_gone(at, count))
+        let punch = || {
+            // SAFETY: a system call on our own descriptor, in bounds.
+            until_done(|| unsafe { libc::fallocate(self.fd(), mode, at, count) })
+                .and_then(|()| self.check_gone(at, count))
+        };
+        unless_in_passing(punch)
             .and_then(|()| self.mapping().populate(offset, len))
             .map_err(|cause| ShmError::os(format!("cannot renew {len} bytes of memory"), cause))
     }
@@ -98,6 +106,20 @@ impl SharedMemory {
         }
         Ok(())
     }
+}
+
+/// Tried again while a page is held: the kernel's own threads hold one in passing, as they look at it or move it. A
+/// transfer holds it for longer.
+fn unless_in_passing(punch: impl Fn() -> io::Result<()>) -> io::Result<()> {
+    for _ in 0..TRIES_IN_PASSING {
+        match punch() {
+            Err(cause) if cause.raw_os_error() == Some(libc::EBUSY) => {
+                thread::sleep(Duration::from_millis(1))
+            }
+            outcome => return outcome,
+        }
+    }
+    punch()
 }
 
 #[derive(Clone, Copy)]
@@ -289,6 +311,24 @@ mod tests {
         let seen: Vec<u8> = (0..3).map(|page| read(&memory, page * 4096)).collect();
         assert_eq!(seen, [7, 0, 7]);
         assert!(memory.forget(2 * 4096, 8192).is_err());
+    }
+
+    #[test]
+    fn hole_when_a_page_is_held_in_passing_then_it_is_tried_again_and_nothing_else_is() {
+        for (code, num_tried) in [(libc::EBUSY, 3), (libc::EIO, 1)] {
+            let tried = std::cell::Cell::new(0);
+            let outcome = unless_in_passing(|| {
+                tried.set(tried.get() + 1);
+                if tried.get() < 3 {
+                    return Err(io::Error::from_raw_os_error(code));
+                }
+                Ok(())
+            });
+            assert_eq!(
+                (outcome.is_ok(), tried.get()),
+                (code == libc::EBUSY, num_tried)
+            );
+        }
     }
 
     #[test]
