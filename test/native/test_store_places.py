@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 from processes import PYTHON_PATH
+from store_rig import FRAME_BYTES, LAYER_BYTES, filled, keys, offsets
+
+from banyan._native import Store
 
 WORKER = Path(__file__).with_name("store_worker.py")
 
@@ -63,3 +66,31 @@ def test_store_when_nothing_can_be_written_then_refused(tmp_path: Path) -> None:
     assert kept_all(outcome("nothing", store))
     refusal = outcome("writes", store)["refused"]
     assert str(store) in refusal and "Read-only file system" in refusal
+
+
+def test_pages_when_one_drive_of_two_cannot_be_written_then_said_once_counted_and_the_other_takes_its_own(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    paths = [str(tmp_path / name) for name in ("good", "bad")]
+
+    def opened() -> Store:
+        return Store.open(
+            paths, b"n" * 32, list(LAYER_BYTES), quota_bytes=8 << 20, floor_bytes=0, segment_bytes=FRAME_BYTES + 8192
+        )
+
+    memory, store = filled(), opened()
+    store.put(keys(0, 1), None, memory, offsets(0, 1))
+    assert store.sync() == 0 and store.clear() == 2
+    store.close()
+    store = opened()
+    (segment,) = (tmp_path / "bad").glob("shelf-*/segment-*")
+    segment.unlink()
+    segment.mkdir()
+    for number in range(2, 6):
+        store.put(keys(number), None, memory, offsets(number))
+        store.sync()
+    stats = store.stats()
+    assert stats["written_pages"] > 0 and stats["write_errors"] == stats["write_failures"] > 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"banyan: {segment} cannot be written: ")
+    store.close()

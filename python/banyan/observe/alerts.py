@@ -211,6 +211,13 @@ RULES = (
         "be written, or a backend that does not answer, is tried again by itself.",
     ),
     Rule(
+        "BanyanStoreWriteErrors",
+        WARNING,
+        Share("store_write_errors", ("store_written_pages",), 0.01),
+        "the store's device fails writes: their pages are not stored",
+        "Look for `banyan:` in the rank's log, then at the drive that it names (smartctl, dmesg), or at the library.",
+    ),
+    Rule(
         "BanyanStoreFull",
         WARNING,
         Grown("store_no_space_pauses"),

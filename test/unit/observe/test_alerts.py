@@ -24,6 +24,7 @@ WRONG = {
     "BanyanStoreReadErrors": {"store": {**STORE, "read_errors": 2}},
     "BanyanStoreStalls": {"store": {**STORE, "stalls": 1}},
     "BanyanStoreStopped": {"store": {**STORE, "is_stopped": 1}},
+    "BanyanStoreWriteErrors": {"store": {**STORE, "write_failures": 2, "write_errors": 1}},
     "BanyanStoreFull": {"store": {**STORE, "no_space_pauses": 3}},
     "BanyanStoreCannotGrow": {"store": {**STORE, "floor_refusals": 1}},
     "BanyanStoreBehind": {"store": {**STORE, "put_full": 500, "written_pages": 1000}},
@@ -72,6 +73,12 @@ def test_wear_when_a_server_has_written_all_that_it_may_then_there_is_no_alert_a
         server.more[0] = {"store": {**STORE, "written_bytes": written}, "store_write_bytes_per_day": a_day}
         server.more[1] = {"store": STORE}
         assert [alert.rule.name for alert in alerts(Rates(read(server)))] == names
+
+
+def test_alert_when_pages_were_given_up_at_a_flush_or_few_writes_fail_then_there_is_none():
+    server = FakeBanyan()
+    server.more[0] = {"store": {**STORE, "written_pages": 1000, "write_failures": 500, "write_errors": 9}}
+    assert alerts(Rates(read(server))) == []
 
 
 def test_alert_when_what_was_wrong_lies_before_the_last_look_then_it_is_over():

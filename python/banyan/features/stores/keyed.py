@@ -45,6 +45,7 @@ COUNTED = (
     "written_pages",
     "written_bytes",
     "write_failures",
+    "write_errors",
     "put_full",
     "checksum_failures",
     "read_errors",
@@ -93,7 +94,7 @@ class KeyedStore:
             backlog_bytes=BACKLOG_BYTES,
             num_reads=lambda: self._num_reading,
             done=self._wrote,
-            lost=self._log.about,
+            lost=lambda error: self._failed("write_errors", error),
         )
 
     def _header_buffer(self, num_headers: int) -> HeaderBuffer:

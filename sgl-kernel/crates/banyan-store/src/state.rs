@@ -124,6 +124,8 @@ counters! {
     /// Microseconds in which something was being written or made durable.
     writing_us,
     write_failures,
+    /// Of these pages, those that the drive refused, but for want of space.
+    write_errors,
     commits,
     manifest_rewrites,
     evicted_pages,

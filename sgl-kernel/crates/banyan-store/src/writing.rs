@@ -173,6 +173,7 @@ pub struct Writer {
     stopped_until: Option<Instant>,
     said_of_growth: Said,
     said_of_manifest: Said,
+    said_of_writes: Said,
     hold: Hold,
 }
 
@@ -211,6 +212,7 @@ impl Writer {
             stopped_until: None,
             said_of_growth: Said::default(),
             said_of_manifest: Said::default(),
+            said_of_writes: Said::default(),
             hold: opened.hold,
         })
     }

@@ -57,6 +57,7 @@ fn writes_when_the_mount_is_made_anew_then_they_fail_and_those_after_them_do_not
         rig.put(None, &[number]);
         assert_eq!(rig.store.sync().unwrap(), 1);
     }
+    assert_eq!(rig.stat("write_errors"), 1, "the other was given up");
     rig.keep(None, &[4]);
     assert_eq!(rig.fetch(&[4], 3), []);
 }

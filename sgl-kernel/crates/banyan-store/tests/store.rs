@@ -481,6 +481,7 @@ fn space_when_the_device_has_none_then_a_pause_with_a_counter() {
     rig.store.sync().unwrap();
     assert_eq!(rig.stat("write_failures"), 1);
     assert_eq!(rig.stat("no_space_pauses"), 1);
+    assert_eq!(rig.stat("write_errors"), 0);
     assert_eq!(rig.stat("is_stopped"), 0, "it goes on by itself");
     assert_eq!(rig.put(None, &[2]), [Verdict::Full]);
     assert_eq!(rig.num_found(&[1]), 0);

@@ -186,6 +186,7 @@ def test_pages_when_cleared_while_they_wait_or_are_being_written_then_none_is_th
     store.put(keys(1), None, memory, offsets(1))
     threading.Timer(0.1, values.is_open.set).start()
     assert store.clear() == 1
+    assert (store.stats()["write_failures"], store.stats()["write_errors"]) == (1, 0), "it was given up"
     assert not values.held and store.lookup(keys(0)).num_pages == 0
     assert sorted(store.completed()) == sorted([(keys(0)[0], "stored"), (keys(1)[0], "failed")])
 
@@ -203,7 +204,7 @@ def test_library_when_it_does_not_answer_then_misses_counts_and_one_line(
     assert stored.lookup(keys(0)).num_pages == 0
     assert stored.completed()[-1] == (keys(2)[0], "failed")
     counts = stored.stats()
-    assert (counts["read_errors"], counts["write_failures"]) == (1, 1)
+    assert (counts["read_errors"], counts["write_failures"], counts["write_errors"]) == (1, 1, 1)
     assert len(caplog.records) == 1 and "it does not answer" in caplog.text
 
 

@@ -260,11 +260,16 @@ impl Writer {
         place: Place,
         error: &io::Error,
     ) {
+        let has_no_space = is_no_space(error);
+        if !has_no_space {
+            self.say_of_write(around, place, error);
+        }
         let mut state = around.shared.lock();
         if let Some(own) = &mut state.own {
             own.places.give_up(place);
         }
-        if is_no_space(error) {
+        state.counters.write_errors += u64::from(!has_no_space);
+        if has_no_space {
             state.counters.no_space_pauses += 1;
             state.has_no_space = true;
             self.stopped_until = Some(Instant::now() + REST);
@@ -274,6 +279,18 @@ impl Writer {
         drop(state);
         lost.push(page);
         release_claims(around.shared, &lost);
+    }
+
+    /// Only one of the drives may be bad: then the manifest says nothing of it.
+    fn say_of_write(&mut self, around: &Surroundings<'_>, place: Place, error: &io::Error) {
+        if self
+            .said_of_writes
+            .is_new(&error.to_string(), Instant::now())
+        {
+            let (segment, _) = self.segmenting().locate(place);
+            let path = around.shared.stripe.segment(self.shelf(), segment);
+            banyan_shm::say!("banyan: {} cannot be written: {error}", path.display());
+        }
     }
 }
 
