@@ -105,7 +105,10 @@ class Archive:
             if answer == QUEUED:
                 self._writing.setdefault(key, deque()).append(frame)
                 self._residency.hold([frame])
-            elif answer not in PRESENT:
+            elif answer in PRESENT:
+                # Nobody names it as completed: nothing is spent on it.
+                self._admission.unspend(self._record_bytes)
+            else:
                 self._admission.give_back(PageKey(key), self._record_bytes)
                 self._counters.archive_refused_pages += not is_orphan
         return keys if is_orphan else ()
