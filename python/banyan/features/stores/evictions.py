@@ -32,9 +32,12 @@ class Evictions:
         if self._thread is not None and self._thread.is_alive():
             raise TimeoutError("the store has not removed yet what it was told to remove before")
         removed: Future[int] = Future()
-        self._thread = start_thread(
-            lambda: self._carry_out(names, removed), name="banyan-store-remove", feature="removing from the store"
-        )
+        try:
+            self._thread = start_thread(
+                lambda: self._carry_out(names, removed), name="banyan-store-remove", feature="removing from the store"
+            )
+        except RuntimeError as error:
+            raise OSError(f"no thread to remove {len(names)} page(s): {error}") from error
         try:
             return removed.result(self._within_s)
         except TimeoutError as error:

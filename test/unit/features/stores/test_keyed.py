@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from banyan._native import SharedBytes
-from banyan.features.stores import keyed
+from banyan.features.stores import evictions, keyed
 from banyan.features.stores.keyed import NUM_READERS, KeyedStore
 from banyan.features.stores.presence_cache import KNOWN_S
 from banyan.features.stores.value_format import ValueFormat
@@ -416,6 +416,19 @@ def test_flush_when_the_library_refuses_then_it_is_said_that_others_may_find_the
     with pytest.raises(OSError, match="does not answer"):
         stored.clear()
     values.is_silent = False
+    assert stored.clear() == 2 and not values.held
+
+
+def test_flush_when_there_is_no_thread_then_it_is_said_and_the_next_one_removes_the_pages(
+    stored: KeyedStore, values: InMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: Any, **options: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evictions, "start_thread", fails)
+        with pytest.raises(OSError, match="can't start new thread"):
+            stored.clear()
     assert stored.clear() == 2 and not values.held
 
 
