@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from time import monotonic
 
 from banyan.features.stores.presence_cache import PresenceCache
@@ -79,6 +80,12 @@ class AskedValues:
             self._falls_silent(error)
             return None
         return number
+
+    @property
+    def since_s(self) -> float:
+        """For how long the oldest question under way has waited: since then; inf where there is none."""
+        with self._lock:
+            return next(iter(self._under_way.values()), inf)
 
     def answers(self) -> list[tuple[int, KeyedFound | None]]:
         over = []

@@ -79,6 +79,8 @@ class KeyedStore:
         self._has_ended = False
         self._stall_s = stall_s
         self._watch = Watch(stall_s)
+        self._num_stalls = 0
+        self._is_late = False
         self._evictions = Evictions(values, stall_s)
         self._asked = AskedValues(values, self._presence, lambda error: self._failed("read_errors", error))
         self._workers = Workers(NUM_READERS, name="banyan-store-read", feature="a read from the store")
@@ -134,6 +136,7 @@ class KeyedStore:
     def ask(self, keys: Sequence[str]) -> int | None:
         """Ask the store for the leading pages of ``keys``; the number under which `answers` says what it holds. None:
         it is not asked."""
+        self._look()
         if self._has_ended or self._watch.is_stalled:
             return None
         return self._asked.ask(keys, self._presence.namespace)
@@ -220,6 +223,7 @@ class KeyedStore:
 
     def put(self, keys: Sequence[str], parent: str | None, memory: SharedBytes, offsets: Frames) -> list[str]:
         """As ``ports.PageStore`` says; never "orphan": a page is found by its name, whatever comes before it."""
+        self._look()
         if self._has_ended or self._watch.is_stalled:
             return ["full"] * len(keys)
         base, places, namespace = self._base(memory), _numbers(offsets), self._presence.namespace
@@ -309,7 +313,7 @@ class KeyedStore:
             "writing_us": self._writes.writing_us,
             "backlog_pages": self._writes.num_waiting,
             "known_pages": len(self._presence),
-            "stalls": self._watch.num_stalls,
+            "stalls": self._watch.num_stalls + self._num_stalls,
             "is_stopped": int(self._writes.has_ended or self._watch.is_off),
         }
 
@@ -331,6 +335,14 @@ class KeyedStore:
     def _count(self, name: str, number: int) -> None:
         with self._lock:
             self._counts[name] += number
+
+    def _look(self) -> None:
+        """Whether a question or a write is late, which nobody waits for: a stall, as a read that is late."""
+        was_late = self._is_late
+        self._is_late = monotonic() - min(self._asked.since_s, self._writes.since_s) > self._stall_s
+        if self._is_late and not was_late:
+            self._num_stalls += 1
+            self._log.about(f"no answer to a question or a write for {self._stall_s:g} s")
 
     def _failed(self, name: str, error: Exception) -> None:
         self._count(name, 1)

@@ -81,6 +81,8 @@ class Writes:
         self._num_flushing = 0
         self._num_failed = 0
         self._has_ended = False
+        self.since_s = inf
+        """Since when the library writes what it was given last; inf while it has nothing."""
         self.writing_us = 0
         """Microseconds in which the library was writing."""
         self._thread = start_thread(
@@ -177,7 +179,7 @@ class Writes:
                 if not batch:
                     self._changed.wait(LOOK_S)
                     continue
-            begun_ns = time.monotonic_ns()
+            self.since_s = time.monotonic()
             try:
                 outcomes = self._write(batch)
                 if FAILED in outcomes and self._given_up is not batch:
@@ -188,7 +190,8 @@ class Writes:
                 with self._changed:
                     batch += self._take(len(self._waiting))
                 outcomes = [FAILED] * len(batch)
-            self.writing_us += (time.monotonic_ns() - begun_ns) // 1000
+            self.writing_us += int((time.monotonic() - self.since_s) * 1e6)
+            self.since_s = inf
             self._end(batch, outcomes)
             with self._changed:
                 self._writing = []

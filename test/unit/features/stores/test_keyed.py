@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -417,6 +418,38 @@ def test_flush_when_the_library_refuses_then_it_is_said_that_others_may_find_the
         stored.clear()
     values.is_silent = False
     assert stored.clear() == 2 and not values.held
+
+
+@pytest.mark.parametrize("call", ["present", "write"])
+def test_library_when_it_hangs_in_a_question_or_a_write_then_one_stall_and_one_line_each_time(
+    values: InMemory, memory: SharedBytes, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    store = KeyedStore(values, namespace=b"n" * 32, layer_bytes=LAYER_BYTES, stall_s=0.05)
+    monkeypatch.setattr(store, "_log", Mock())
+    is_asked, goes_on = hanging(values, call, monkeypatch)
+
+    def asks(number: int) -> None:
+        if call == "present":
+            store.ask(keys(number))
+        else:
+            store.put(keys(number), None, memory, offsets(0))
+
+    for number in (1, 2):
+        is_asked.clear()
+        goes_on.clear()
+        asks(number)
+        is_asked.wait()
+        assert store.stats()["stalls"] == number - 1
+        time.sleep(0.1)
+        for _ in range(3):
+            asks(9)
+        assert store.stats()["stalls"] == store._log.about.call_count == number
+        goes_on.set()
+        until(
+            lambda: min(store._asked.since_s, store._writes.since_s) == float("inf") and not store._writes.num_waiting
+        )
+        store._look()
+    store.close()
 
 
 def test_flush_when_there_is_no_thread_then_it_is_said_and_the_next_one_removes_the_pages(
