@@ -91,6 +91,14 @@ def test_rank_when_the_drive_does_not_take_a_flush_in_time_then_it_goes_on_and_s
     assert "other ranks may still find" in caplog.text and "within 10s" in caplog.text
 
 
+def test_figures_when_others_read_from_the_drive_of_the_store_then_what_they_met_is_counted_with_it(ranks):
+    full = ranks[0].kinds.full
+    before = full.figures()["store"]
+    full._sources.append(Mock(store_troubles=lambda: {"checksum_failures": 3}, state=dict))
+    assert full.figures()["store"] == before | {"checksum_failures": before["checksum_failures"] + 3}
+    full._sources.pop()
+
+
 @pytest.mark.parametrize("has_store", [True, False])
 def test_rank_when_a_file_was_replaced_while_it_was_loaded_then_nothing_is_stored_under_its_name(
     monkeypatch, tmp_path, capsys, has_store

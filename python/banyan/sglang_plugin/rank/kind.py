@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -373,7 +374,10 @@ class Kind:
 
     def _store_figures(self, store: PageStore) -> dict[str, Any]:
         per_day = int(self.config.store_write_bytes_per_day * self.pools.share) // self.member_slots.num_parts
-        return {"store": store.stats(), "store_write_bytes_per_day": per_day}
+        stats = Counter(store.stats())
+        for access in self._sources:
+            stats.update(access.store_troubles())
+        return {"store": dict(stats), "store_write_bytes_per_day": per_day}
 
     def state(self) -> dict[str, Any]:
         """This kind's places, for ``/server_info``."""

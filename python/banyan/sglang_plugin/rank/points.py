@@ -78,6 +78,10 @@ class SourceAccess:
     def count(self, counters: Counters) -> None:
         """Bring this rank's counters up to date."""
 
+    def store_troubles(self) -> Mapping[str, int]:
+        """What it has met at the drives of the rank's store: to be counted with what the store has met itself."""
+        return {}
+
     def state(self) -> Mapping[str, Any]:
         """The part of ``/server_info``."""
         return {}

@@ -7,7 +7,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from test.unit.features.resharding.test_stored_shards import NUM_HEADS, block_of, namespace_of, open_store, write
+from test.unit.features.resharding.test_stored_shards import (
+    NUM_HEADS,
+    WANTED,
+    block_of,
+    namespace_of,
+    open_store,
+    write,
+)
 from test.unit.layout.test_namespace import ONE
 
 from banyan.arena.page_source import Source
@@ -21,26 +28,28 @@ from banyan.telemetry import Counters
 STORE, NODES = Source(), Source()
 
 
+def access_of(folder, size, shard, *, num_kv_heads=NUM_HEADS, num_pool_heads=None, has_heads=True, **other):
+    namespace = namespace_of(size, shard)
+    return OtherSizes(
+        SimpleNamespace(
+            config=Config(store=(str(folder),)),
+            block=block_of(namespace),
+            pool=SimpleNamespace(**({"head_num": num_pool_heads or max(1, NUM_HEADS // size)} if has_heads else {})),
+            num_kv_heads=num_kv_heads,
+            namespace=lambda: replace(namespace, **other),
+        )
+    )
+
+
 @pytest.fixture
 def rank(tmp_path, monkeypatch):
     """Asks for the sources of a shard; says which sizes it has found, and where its source is."""
     stores = []
     monkeypatch.setattr(runtime, "is_on_gpu", lambda: True)
 
-    def ask(size, shard, *, num_kv_heads=NUM_HEADS, num_pool_heads=None, has_heads=True, **other):
-        namespace = namespace_of(size, shard)
+    def ask(size, shard, **other):
         stores.append(open_store(tmp_path, size, shard))
-        access = OtherSizes(
-            SimpleNamespace(
-                config=Config(store=(str(tmp_path),)),
-                block=block_of(namespace),
-                pool=SimpleNamespace(
-                    **({"head_num": num_pool_heads or max(1, NUM_HEADS // size)} if has_heads else {})
-                ),
-                num_kv_heads=num_kv_heads,
-                namespace=lambda: replace(namespace, **other),
-            )
-        )
+        access = access_of(tmp_path, size, shard, **other)
         parts = SimpleNamespace(files=stores[-1], store=STORE, prefetch=None, counters=Counters())
         sources = access.sources(parts, [STORE, NODES])
         for source in sources:
@@ -62,6 +71,29 @@ def test_sizes_when_servers_of_several_have_stored_then_all_but_the_own_are_foun
         assert rank(2, 1) == [1, 8]
     assert "attention TP [1, 8] are found, too" in caplog.text
     assert rank(1, 0) == [2, 8] and rank(8, 5) == [1, 2]
+
+
+def test_page_of_another_size_when_it_is_damaged_then_counted_with_the_store_also_when_it_is_joined_again(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(runtime, "is_on_gpu", lambda: True)
+    write(tmp_path, 2)
+    for path in tmp_path.glob("shelf-*/segment-*"):
+        content = bytearray(path.read_bytes())
+        content[4096::64] = bytes(len(content[4096::64]))
+        path.write_bytes(content)
+    own, access = open_store(tmp_path, 1, 0), access_of(tmp_path, 1, 0)
+    parts = SimpleNamespace(files=own, store=STORE, prefetch=None, counters=Counters())
+    for number in (1, 2):
+        (_, source) = access.sources(parts, [STORE])
+        (division,) = source._divisions
+        failed = [read.failed_pages() for read in division.read(WANTED[:1])[1]]
+        assert failed == [[0], [0]]
+        troubles = access.store_troubles()
+        assert troubles == {"checksum_failures": 2 * number, "read_errors": 0, "stalls": 0}
+        source.close()
+    assert own.stats()["checksum_failures"] == 0
+    own.close()
 
 
 def test_size_when_one_of_its_shards_has_stored_nothing_then_it_is_none(rank, tmp_path):

@@ -8,6 +8,7 @@ this size alone. Another size that begins to store after that is not found befor
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,6 +26,8 @@ logger = logging.getLogger("banyan")
 MOST_SHARDS = 64
 MEMORY_BYTES = 64 << 20
 """For pages of others, before this rank's are made of them."""
+TROUBLES = ("checksum_failures", "read_errors", "stalls")
+"""What a store counts that says something of the drive."""
 
 
 def register(points: Points) -> None:
@@ -37,6 +40,9 @@ class OtherSizes(SourceAccess):
     def __init__(self, site: Site) -> None:
         self._site = site
         self._sizes: list[int] = []
+        self._stores: list[Store] = []
+        self._troubles: Counter[str] = Counter()
+        """Of those that were read before."""
 
     def sources(self, parts: TierParts, nearer: Sequence[Source]) -> list[Source]:
         """Behind the rank's own store what other sizes have in it."""
@@ -48,6 +54,8 @@ class OtherSizes(SourceAccess):
         except (OSError, ValueError) as error:
             logger.warning("banyan: what was stored with another --tp is not read: %s", error)
         self._sizes = [division.size for division in divisions]
+        self._troubles = Counter(self.store_troubles())
+        self._stores = [store for division in divisions for _, store in division.shards]
         if parts.store is not None and divisions:
             logger.info("banyan: pages that were stored with attention TP %s are found, too", self._sizes)
             own = Shape(site.block, site.pool.head_num, divisions[0].shape.num_rows)
@@ -87,6 +95,13 @@ class OtherSizes(SourceAccess):
                 return None
         memory = SharedBytes.create(max(MEMORY_BYTES, len(needed) * block.frame_bytes), "banyan-reshard")
         return Division(size, shards, Shape(block, num_theirs, num_rows), memory)
+
+    def store_troubles(self) -> Mapping[str, int]:
+        found = self._troubles.copy()
+        for store in self._stores:
+            stats = store.stats()
+            found.update({name: stats[name] for name in TROUBLES})
+        return found
 
     def state(self) -> Mapping[str, Any]:
         return {"resharding": {"attn_tp_sizes": self._sizes}} if self._sizes else {}
