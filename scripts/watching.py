@@ -270,7 +270,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 [
                     (total("store_checksum_failures"), "damaged pages"),
                     (total("store_stalls"), "stalls"),
-                    (total("store_write_failures"), "failed writes"),
+                    (total("store_write_errors"), "failed writes"),
                     (total("store_growth_failures"), "failed growths"),
                     (total("store_no_space_pauses"), "no space"),
                     (total("store_put_full"), "queue full"),

@@ -208,7 +208,7 @@ RULES = (
         Above("store_is_stopped", 0),
         "the store takes no writes",
         "Look for `banyan:` in the rank's log: a failed thread needs a restart of the server; a manifest that cannot "
-        "be written, or a backend that does not answer, is tried again by itself.",
+        "be written is tried again by itself.",
     ),
     Rule(
         "BanyanStoreWriteErrors",

@@ -48,7 +48,7 @@ STORE_GAUGES = {
     "num_records": "pages that the store holds, by whichever server",
     "own_places": "places in this rank's files of the store",
     "free_places": "of these, places that hold nothing",
-    "is_stopped": "1: the store takes no writes: a thread failed, no manifest can be written, or no backend answers",
+    "is_stopped": "1: the store takes no writes: a thread failed, or no manifest can be written",
 }
 """The same for what a store tells; its figures have names that begin with ``STORE_PREFIX``."""
 
