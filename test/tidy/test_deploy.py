@@ -63,7 +63,6 @@ def test_alerts_when_series_say_that_something_is_wrong_then_they_fire_and_other
         of_rank = {f'{SERIES[name].name}{{dp_rank="0", instance="i"}}': values for name, values in series.items()}
         return fired(of_rank, alert, at, *([{"dp_rank": "0", "instance": "i"}] if fires else []))
 
-    allowed = {"store_write_bytes_per_day": "1440x600"}
     cases = [
         case({"fetches_failed": "0x27 1x3", "fetches": "0+1x30"}, "BanyanFetchFailed", True),
         case({"fetches_failed": "0x27 1x3", "fetches": "0+100x30"}, "BanyanFetchFailed", False),
@@ -76,8 +75,15 @@ def test_alerts_when_series_say_that_something_is_wrong_then_they_fire_and_other
         case({"wait_us": "0+2x30", "forward_us": "0+50x30"}, "BanyanLayersWait", False),
         case({"alloc_wait_us": "0+3x30"}, "BanyanAllocationWaits", True),
         case({"alloc_wait_us": "0+0.3x30"}, "BanyanAllocationWaits", False),
-        case({"store_written_bytes": "0 120+1x600", **allowed}, "BanyanStoreWear", False, "6h"),
-        case({"store_written_bytes": "0+2x600", **allowed}, "BanyanStoreWear", True, "10h"),
+        case(
+            {"archive_over_budget_pages": "0+2x60", "archived_pages": "0+100x60"}, "BanyanStoreBudgetSpent", False, "1h"
+        ),
+        case(
+            {"archive_over_budget_pages": "0+30x90", "archived_pages": "0+100x90"},
+            "BanyanStoreBudgetSpent",
+            True,
+            "90m",
+        ),
         case({"control_us": "0+6x30"}, "BanyanCost", True),
         case({"control_us": "0+0.24x30", "forward_us": "0+0.001x30"}, "BanyanCost", False),
         case({"store_is_stopped": "0x20 1x10"}, "BanyanStoreStopped", True),

@@ -93,7 +93,9 @@ class Archive:
 
     def _is_worth(self, key: str) -> bool:
         verdict = self._admission.judge(PageKey(key), self._record_bytes, self._clock())
-        self._counters.archive_refused_pages += verdict is WriteVerdict.OVER_BUDGET
+        is_over = verdict is WriteVerdict.OVER_BUDGET
+        self._counters.archive_refused_pages += is_over
+        self._counters.archive_over_budget_pages += is_over
         return verdict is WriteVerdict.QUEUED
 
     def _put(self, keys: list[str], parent: str | None) -> Sequence[str]:

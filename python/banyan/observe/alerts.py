@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from banyan.observe.rates import ALERT_S, WEAR_S, Rates
+from banyan.observe.rates import ALERT_S, Rates
 from banyan.observe.reading import RankReading
 from banyan.telemetry import DESCRIPTIONS, SERIES
 
 WINDOW = "5m"
-DAY_S = 86_400
 PLACED = tuple(name for name in DESCRIPTIONS if name.startswith("placed_") and name != "placed_hot_avoided")
 """Counters of requests that were placed, one for each reason."""
 
@@ -116,24 +115,6 @@ class Below:
 
     def promql(self) -> str:
         return f"{_shown(self.gauge)} < {_shown(self.of)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Wearing:
-    """More is written to the store than the day's allowance, where there is one, for the drive's endurance: what it
-    gives in that time and, at once, two hours' worth (``store_access.make_budget``)."""
-
-    written: str = "store_written_bytes"
-    allowed: str = "store_write_bytes_per_day"
-
-    def holds(self, rates: Rates, rank: RankReading) -> bool:
-        allowed, rates = rank.value(self.allowed), rates.over(WEAR_S)
-        return 0 < allowed * (rates.seconds(rank) / DAY_S + 1 / 12) < rates.grown(rank, self.written)
-
-    def promql(self) -> str:
-        allowed = _shown(self.allowed)
-        # A quarter of a day and a twelfth; a twentieth more, for an increase is an estimate.
-        return f"increase({_shown(self.written)}[6h]) > 0.35 * {allowed} and {allowed} > 0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,10 +221,10 @@ RULES = (
         held="10m",
     ),
     Rule(
-        "BanyanStoreWear",
+        "BanyanStoreBudgetSpent",
         WARNING,
-        Wearing(),
-        "the store is written faster than --banyan-store-write-gb-per-day",
+        Share("archive_over_budget_pages", ("archived_pages",), 0.1, least=100),
+        "--banyan-store-write-gb-per-day is spent: pages that were worth a write are not stored",
         "Admit fewer pages (--banyan-store-admit second), or give the drive more days' worth.",
         held="1h",
     ),

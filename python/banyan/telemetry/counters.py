@@ -112,6 +112,7 @@ class Counters:
     )
     archived_pages: int = _of("pages that the store has written durably")
     archive_refused_pages: int = _of("pages that were not worth a write, or that the store did not take")
+    archive_over_budget_pages: int = _of("of these, pages for which the day's allowance of writes had nothing left")
     archive_failed_pages: int = _of("pages that the store could not write")
     taken_back_pages: int = _of(
         "pages of prompts that this decode server's rank had from the arena instead of being sent them"

@@ -59,4 +59,5 @@ def test_page_when_its_write_failed_or_was_none_then_it_has_its_bytes_again_and_
         seen.append(len(put))
         if len(put) == 1:
             archive.poll()
+    assert archive._counters.archive_over_budget_pages == (outcome == "stored")
     assert seen == num_put and len(held) == (outcome is not None) * (len(put) - 1)

@@ -12,7 +12,6 @@ from banyan.observe.rates import ALERT_S
 from banyan.telemetry import SERIES
 
 STORE = {"num_records": 1, "written_pages": 10, "written_bytes": 0}
-DAY = 86_400
 
 WRONG = {
     "BanyanRankGone": {"num_live_ranks": 1},
@@ -28,11 +27,7 @@ WRONG = {
     "BanyanStoreFull": {"store": {**STORE, "no_space_pauses": 3}},
     "BanyanStoreCannotGrow": {"store": {**STORE, "floor_refusals": 1}},
     "BanyanStoreBehind": {"store": {**STORE, "put_full": 500, "written_pages": 1000}},
-    "BanyanStoreWear": {
-        "store": {**STORE, "written_bytes": 3 << 30},
-        "store_write_bytes_per_day": 1 << 30,
-        "up_s": DAY,
-    },
+    "BanyanStoreBudgetSpent": {"archive_over_budget_pages": 200, "archived_pages": 1000},
     "BanyanQuarantine": {"num_quarantined_pages": 60},
     "BanyanAllocationWaits": {"alloc_wait_us": 60_000_000},
     "BanyanLayersWait": {"wait_us": 90_000_000, "forward_us": 100_000_000},
@@ -62,17 +57,6 @@ def test_alert_when_forwards_are_only_launched_as_on_a_gpu_then_a_little_control
     server = FakeBanyan()
     server.more[1] = {"control_us": 2_400_000, "forward_us": 1_000}
     assert alerts(Rates(read(server))) == []
-
-
-@pytest.mark.parametrize("hours", [0, 3, 24 * 30])
-def test_wear_when_a_server_has_written_all_that_it_may_then_there_is_no_alert_and_with_a_little_more_there_is(hours):
-    server, a_day = FakeBanyan(), 24_000_000
-    may = a_day * hours // 24 + a_day // 12
-    for written, names in ((may, []), (may + may // 100, ["BanyanStoreWear"])):
-        server.up_s = hours * 3_600
-        server.more[0] = {"store": {**STORE, "written_bytes": written}, "store_write_bytes_per_day": a_day}
-        server.more[1] = {"store": STORE}
-        assert [alert.rule.name for alert in alerts(Rates(read(server)))] == names
 
 
 def test_alert_when_pages_were_given_up_at_a_flush_or_few_writes_fail_then_there_is_none():
@@ -116,21 +100,6 @@ def test_alert_when_it_is_looked_every_two_seconds_then_it_is_judged_by_five_min
     assert told[3600] == told[3798] == ["BanyanFetchFailed"]
     assert told[3898] == ["BanyanFetchFailed", "BanyanBackupsDropped"]
     assert told[4198] == ["BanyanBackupsDropped"]
-
-
-def test_wear_when_it_is_looked_again_and_again_then_it_is_judged_by_six_hours():
-    def values_at(second):
-        # From the tenth hour on, twice as much as is allowed.
-        return {
-            "store_written_bytes": 2e3 * max(0, second - 10 * 3600),
-            "store_write_bytes_per_day": 1e3 * DAY,
-        }
-
-    minutes = range(20 * 60)
-    told = alerts_at([60 * minute for minute in minutes], values_at)
-    first = told.index(["BanyanStoreWear"])
-    # Two hours' worth may be written at once.
-    assert 14 * 60 <= first <= 15 * 60 and told == [[]] * first + [["BanyanStoreWear"]] * (len(minutes) - first)
 
 
 def test_looks_when_the_clock_is_set_back_or_nobody_looks_then_few_are_kept_and_the_window_heals():
