@@ -112,11 +112,6 @@ class Rank:
         return self.layer_done_counter.num_layers
 
     @property
-    def completes_layers_in_order(self) -> bool:
-        """Whether all layers lie in one pool, and a forward passes through them one by one."""
-        return not self.kinds.beside
-
-    @property
     def chooses_victims(self) -> bool:
         """Whether its pages are evicted by their expected reload cost: not where shards would have to choose alike, nor
         where pages of another kind go with a leaf."""

@@ -24,7 +24,7 @@ def rank(monkeypatch):
     manager = make_manager(SlowAgent(1))
     manager.rooms.claim(ROOM)
     DecodeSide(manager, manager.agent).asks(ROOM, 20)
-    of_layers = SimpleNamespace(num_layers=NUM_LAYERS, completes_layers_in_order=True)
+    of_layers = SimpleNamespace(num_layers=NUM_LAYERS)
     installed = SimpleNamespace(forwards=Forwards(), rank=of_layers)
     monkeypatch.setattr(at_rank, "installed", lambda: installed)
     allocator = SimpleNamespace(page_size=PAGE_TOKENS, translate_kv_indices_for_transfer=lambda slots: slots)
@@ -79,11 +79,8 @@ def test_pages_when_there_are_none_then_nothing_begins(rank):
     assert announced(rank, other) == []
 
 
-def test_batch_when_there_is_none_or_layers_are_not_passed_in_order_then_nothing_begins(rank, monkeypatch):
+def test_batch_when_there_is_none_or_layers_may_be_incomplete_then_nothing_begins(rank, monkeypatch):
     advances.after_get_next_disagg_prefill_batch_to_run(SimpleNamespace(batch_to_run=None), rank.scheduler)
-    rank.installed.rank.completes_layers_in_order = False
-    assert announced(rank, request(rank)) == []
-    rank.installed.rank.completes_layers_in_order = True
     monkeypatch.setattr(runtime, "is_on_gpu", lambda: True)
     assert announced(rank, request(rank)) == []
 

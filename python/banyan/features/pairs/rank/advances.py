@@ -27,8 +27,6 @@ def after_get_next_disagg_prefill_batch_to_run(plan: Any, scheduler: Any, *args:
     if batch is None:
         return
     installed = at_rank.installed()
-    if not installed.rank.completes_layers_in_order:
-        return
     listeners = (_listener(req, scheduler, installed.rank.num_layers) for req in batch.reqs)
     installed.forwards.announce([listener for listener in listeners if listener is not None])
 
