@@ -20,6 +20,8 @@ from test.sglang_plugin.features.pairs.test_hand_over import (  # noqa: F401
 )
 from test.sglang_plugin.rank.hooked import hooked
 
+from banyan.features.pairs.rank.sender import after_add
+
 
 def times_out(manager):  # noqa: F811
     """SGLang has waited for long enough, as its scheduler sees it."""
@@ -72,6 +74,17 @@ def test_request_when_the_one_before_it_in_its_room_has_failed_behind_its_last_c
     asks(manager)
     assert manager.request_status[ROOM] == KVPoll.WaitingForInput and manager.told == []
     assert manager.rooms.is_claimed(ROOM)
+
+
+def test_request_when_it_is_refused_after_a_part_of_its_decode_server_has_asked_then_that_is_told(manager):  # noqa: F811
+    asks(manager, num_required=2)
+    # SGLang says that a decode server has asked when all of it has.
+    manager.request_status.pop(ROOM)
+    queue = SimpleNamespace(kv_manager=manager)
+    after_add(None, queue, SimpleNamespace(bootstrap_room=ROOM, disagg_kv_sender=None))
+    assert failures(manager) == [[DECODE]]
+    asks(manager, num_required=2)
+    assert manager.request_status[ROOM] == KVPoll.Failed, "what asks then waits for nothing"
 
 
 @pytest.mark.parametrize("is_refused", [True, False])

@@ -261,8 +261,10 @@ class HandOver(PrefillTable):
         """Nothing more is sent in this room; its decode server learns it now, or when it asks."""
         manager: Any = self
         with self._given_up_lock:
-            has_asked = bool(manager.transfer_infos.get(room))
-            if not has_asked:
+            if manager.transfer_infos.get(room):
+                # A room without a sender that only a part has asked for has none yet, and SGLang would tell nobody.
+                manager.request_status.setdefault(room, KVPoll.Failed)
+            else:
                 self._given_up.put(room, None)
         manager.conclude_failure(bootstrap_room=room, failure_reason=GIVEN_UP)
         for forgotten in self.rooms.left(room):
