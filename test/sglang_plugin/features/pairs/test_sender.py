@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A prefill server whose requests end before their decode server has asked: SGLang's own senders, tables and queue."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -85,6 +86,28 @@ def test_request_when_it_is_refused_after_a_part_of_its_decode_server_has_asked_
     assert failures(manager) == [[DECODE]]
     asks(manager, num_required=2)
     assert manager.request_status[ROOM] == KVPoll.Failed, "what asks then waits for nothing"
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_room_when_its_sender_opens_it_then_it_is_claimed_before_that_and_not_where_that_fails(
+    manager,  # noqa: F811
+    monkeypatch,
+    fails,
+):
+    opened = []
+
+    def num_dp_ranks():
+        opened.append((manager.request_status[ROOM], manager.rooms.is_claimed(ROOM)))
+        if fails:
+            raise RuntimeError("no group")
+        return 1
+
+    manager.sender_trace_module, manager.is_dummy_cp_rank = None, False
+    monkeypatch.setattr(conn, "get_parallel", lambda: SimpleNamespace(num_dp_ranks=num_dp_ranks()))
+    kind = manager.engine_module.CLASSES[KVClassType.SENDER]
+    with pytest.raises(RuntimeError, match="no group") if fails else nullcontext():
+        kind(mgr=manager, bootstrap_addr="p:1", bootstrap_room=ROOM)
+    assert opened == [(KVPoll.Bootstrapping, True)] and manager.rooms.is_claimed(ROOM) is not fails
 
 
 @pytest.mark.parametrize("is_refused", [True, False])

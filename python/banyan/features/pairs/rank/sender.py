@@ -18,8 +18,13 @@ class TellingSender:
     def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int, *more: Any, **named: Any) -> None:
         # One before it in this room may have ended behind its hand-over: as if given up before it was asked for.
         mgr.take_given_up(bootstrap_room)
-        super().__init__(mgr, bootstrap_addr, bootstrap_room, *more, **named)  # type: ignore[call-arg]
+        # Before SGLang opens the room, and says where it is: else others that ask meanwhile make it be forgotten.
         mgr.rooms.claim(bootstrap_room)
+        try:
+            super().__init__(mgr, bootstrap_addr, bootstrap_room, *more, **named)  # type: ignore[call-arg]
+        except BaseException:
+            mgr.rooms.release(bootstrap_room)
+            raise
 
     def clear(self) -> None:
         with self.kv_mgr.unheeded():
