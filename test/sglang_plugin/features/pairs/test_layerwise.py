@@ -118,7 +118,12 @@ def test_layers_when_the_forward_goes_on_then_those_behind_it_have_left(pair):
     assert sender.poll() == KVPoll.Transferring
 
 
-def test_chunk_when_its_decode_server_stands_still_then_it_fails_and_the_next_one_is_sent(pair, monkeypatch):
+def test_chunk_when_its_decode_server_stands_still_then_it_is_told_and_the_next_one_is_sent(pair, monkeypatch):
+    told, tell = [], pair.manager.send_kv_status_message
+    pair.manager.send_kv_status_message = lambda **said: (
+        told.append((said["bootstrap_room"], said["status"])),
+        tell(**said),
+    )
     monkeypatch.setattr(layerwise, "SLOW_S", 0.05)
     monkeypatch.setattr(layerwise, "LEAST_BYTES_PER_S", 1 << 40)
     monkeypatch.setattr(of_nixl, "NIXL_ERR_SETTLE_TIMEOUT_S", 0.05)
@@ -130,7 +135,11 @@ def test_chunk_when_its_decode_server_stands_still_then_it_fails_and_the_next_on
     forward(pair, stuck, [3, 4], 0)
     forward(pair, other, [5, 6], 0)
     until(lambda: other.poll() == KVPoll.Success)
+    assert told == [(7, KVPoll.Failed), (8, KVPoll.Success)]
     assert stuck.poll() == KVPoll.Failed and pair.decode.num_locked == 4, "it may still be written to"
+    stuck.clear()
+    pair.decode.aborts(7)
+    assert pair.decode.num_locked == 4
 
 
 def test_chunk_when_its_request_is_given_up_at_a_decode_server_that_stands_still_then_others_do_not_wait_for_long(

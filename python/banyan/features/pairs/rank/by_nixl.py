@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from sglang.srt.disaggregation.base.conn import KVPoll
 from sglang.srt.disaggregation.nixl.conn import (
     GUARD,
     KVArgsRegisterInfo,
@@ -34,6 +35,8 @@ logger = logging.getLogger("banyan")
 
 PROGRESS_PAUSE_US = 1000
 """The longest wait of NIXL's progress thread, on a CPU."""
+
+STAYS_UNDER_WAY = "what the prefill server has sent does not arrive"
 
 
 def _is_likely(said: KVArgsRegisterInfo | TransferInfo) -> bool:
@@ -88,7 +91,14 @@ class NixlHandOver(HandOver, LayerwiseSender, NixlKVManager):
         if not failure_seen and not self.settle(handles):
             logger.error("banyan: a decode server has not taken in what was sent to it: that request fails")
             failure_seen = True
-        return super()._await_handles(handles, failure_seen=failure_seen)
+        settled, any_failed = super()._await_handles(handles, failure_seen=failure_seen)
+        room = self._at.chunk.room
+        is_untold = not settled and self.request_status.get(room) == KVPoll.Transferring
+        if is_untold and self.enable_deferred_decode_kv_release:
+            # SGLang leaves the decode server to its time-out, for the pages' sake. They stay out of use there until
+            # it is said that nothing is under way to them, which is never said of these.
+            self.conclude_failure(bootstrap_room=room, failure_reason=STAYS_UNDER_WAY)
+        return settled, any_failed
 
     def over(self, room: int) -> None:
         super().over(room)
