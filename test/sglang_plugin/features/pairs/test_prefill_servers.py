@@ -142,6 +142,45 @@ def test_request_when_another_server_has_come_to_the_address_then_it_fails_and_t
     assert manager.prefill_info_table[ADDRESS].kv_layout == "b"
 
 
+@pytest.mark.parametrize(
+    ("row", "status", "is_lost"),
+    [
+        ({"rank_ip": "10.0.0.1", "rank_port": 5}, 200, False),
+        ({"rank_ip": "10.0.0.1", "rank_port": 6}, 200, True),
+        ({"rank_ip": "10.0.0.9", "rank_port": 5}, 200, True),
+        ({}, 503, True),
+    ],
+    ids=["the same", "other port", "other address", "starting"],
+)
+def test_request_when_its_prefill_server_has_started_anew_between_two_heartbeats_then_it_fails(
+    monkeypatch, row, status, is_lost
+):
+    manager, first = DecodeTables(), {"rank_ip": "10.0.0.1", "rank_port": 5}
+    answering(monkeypatch, SAID, first)
+    assert manager.try_ensure_parallel_info(ADDRESS)
+    told = receiver_of(by_nixl, manager)._get_bootstrap_info_from_server(0, 0, 2, 1)
+    manager.connection_pool[f"{ADDRESS}_0_0_2"] = [told]
+    manager.request_status[ROOM], manager.addr_to_rooms_tracker = KVPoll.WaitingForInput, {ADDRESS: {ROOM}}
+    manager.heartbeat_interval, manager.max_failures, manager.heartbeat_failures = 0.01, 2, {}
+    manager._heartbeat_shutdown, manager.session_pool_lock = threading.Event(), threading.Lock()
+    asked = []
+
+    def get(url, timeout, headers=None):
+        if url.endswith("/health"):
+            asked.clear()
+            return SimpleNamespace(status_code=200)
+        asked.append(url)
+        manager._heartbeat_shutdown.set()
+        return SimpleNamespace(status_code=status, json=lambda: row)
+
+    manager.session_pool = {ADDRESS: SimpleNamespace(get=get)}
+    manager._start_heartbeat_checker_thread().join(10)
+    (url,) = asked
+    assert url.endswith("/route?prefill_dp_rank=0&prefill_cp_rank=0&target_tp_rank=2&target_pp_rank=1")
+    assert (manager.request_status[ROOM] == KVPoll.Failed) is is_lost
+    assert (not manager.prefill_info_table and not manager.connection_pool and not manager.first_rows) is is_lost
+
+
 @pytest.mark.parametrize("engine", [by_nixl, by_mooncake], ids=["nixl", "mooncake"])
 @pytest.mark.parametrize("row", [{}, {"rank_ip": "10.0.0.1"}, {"rank_ip": 5, "rank_port": {}}], ids=str)
 def test_request_when_the_row_of_a_prefill_servers_rank_cannot_be_read_then_it_fails_and_the_decode_server_goes_on(

@@ -104,6 +104,7 @@ class HandOver(PrefillTable):
         """Rooms that this decode server has asked for with the name of its weights."""
         self._message_threads = MessageThreads()
         self.unanswered = Unanswered(time.monotonic)
+        self.first_rows = {}
 
     def add_transfer_request(self, bootstrap_room: int, kv_indices: Any, *more: Any, **named: Any) -> Any:
         """SGLang queues here what a request has to send: its pages, or those of a chunk."""

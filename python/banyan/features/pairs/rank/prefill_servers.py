@@ -25,6 +25,12 @@ MAX_TEXT = 1024
 MAX_WHY = 500
 """Letters of a reason that another server has had a part in."""
 
+QUESTION = "http://{}/route?prefill_dp_rank={}&prefill_cp_rank={}&target_tp_rank={}&target_pp_rank={}"
+"""Where a rank listens, as SGLang asks it."""
+
+HEARTBEAT_S = (2.0, 3.0)
+"""To connect and to read, as SGLang's heartbeat waits."""
+
 _RANKS_OF_ROOMS = Unanswered(time.monotonic)
 """SGLang asks for them without a manager."""
 
@@ -47,7 +53,10 @@ class PrefillTable:
     """In front of SGLang's manager: which prefill servers a decode server knows."""
 
     prefill_info_table: dict[str, Any]
+    session_pool: Any
     unanswered: Unanswered
+    first_rows: dict[str, tuple[str, dict[str, Any]]]
+    """Of each of these servers: how to ask it for the first row that it gave, and that row."""
 
     def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
         """Whether that prefill server is known. One that does not fit never is: its requests fail, where in SGLang the
@@ -60,6 +69,23 @@ class PrefillTable:
         except Exception as error:  # noqa: BLE001 - said in the log
             _say_misfit(bootstrap_addr, str(error)[:MAX_WHY] or repr(error))
             return False
+
+    def _on_heartbeat_success(self, bootstrap_addr: str) -> None:
+        """SGLang's thread of heartbeats has found somebody at that address. Where it is a server that has started anew,
+        nobody listens any more where its requests were sent, and where SGLang would send the next ones."""
+        super()._on_heartbeat_success(bootstrap_addr)  # type: ignore[misc]
+        asked = self.first_rows.get(bootstrap_addr)
+        if asked is None:
+            return
+        question, row = asked
+        answer = self.session_pool[bootstrap_addr].get(question, timeout=HEARTBEAT_S)
+        # Until all of its ranks are there it has no row.
+        if answer.status_code != 200 or _listener(answer.json()) != _listener(row):
+            self._handle_node_failure(bootstrap_addr)
+
+    def _handle_node_failure(self, failed_bootstrap_addr: str) -> None:
+        self.first_rows.pop(failed_bootstrap_addr, None)
+        super()._handle_node_failure(failed_bootstrap_addr)  # type: ignore[misc]
 
     def _resolve_rank_mapping(self, info: Any) -> None:
         """SGLang reckons with what it has read, and enters it into its table then."""
@@ -97,7 +123,15 @@ class PrefillReceiver:
         receiver: Any = self
         ask = functools.partial(super()._get_bootstrap_info_from_server, *rank)  # type: ignore[misc]
         row: dict[str, Any] | None = receiver.kv_mgr.unanswered.ask(receiver.bootstrap_addr, ask, None)
-        return row if row is None or _is_the_same(receiver.kv_mgr, receiver.bootstrap_addr) else None
+        if row is None or not _is_the_same(receiver.kv_mgr, receiver.bootstrap_addr):
+            return None
+        question = QUESTION.format(receiver.bootstrap_addr, *rank)
+        receiver.kv_mgr.first_rows.setdefault(receiver.bootstrap_addr, (question, row))
+        return row
+
+
+def _listener(row: dict[str, Any]) -> tuple[Any, Any]:
+    return row.get("rank_ip"), row.get("rank_port")
 
 
 def _is_the_same(manager: Any, prefill_server: str) -> bool:
