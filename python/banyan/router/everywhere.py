@@ -2,6 +2,8 @@
 """A request to every server: what is to happen at each of them, or at the one that knows what is asked for.
 
 No server gets it twice, and none is left out because it takes no requests now: one that does not answer is a refusal.
+So is one that has not shown that it has the tenants' secret: neither a tenant's request nor the router's word is for
+it.
 """
 
 from __future__ import annotations
@@ -57,6 +59,9 @@ def choose(statuses: Sequence[int], to: To) -> int:
 
 
 async def _ask(session: aiohttp.ClientSession, server: Server, call: Call, timeout_s: float) -> Response:
+    if call.tenant is not None and server.description is None:
+        said = f"{server.url} was not asked: it has not shown that it has the router's tenant secret"
+        return error(said, "server_lost", 502, form=call.row.form)
     attempt = Attempt(session, call.answers, idle_timeout_s=timeout_s, streams={})
     if not call.row.is_ours:
         server.in_flight[id(attempt)] = attempt.give_up

@@ -99,8 +99,11 @@ class Probes:
         except (aiohttp.ClientError, TimeoutError, BadAnswer, Ending, WrongRole, ValueError) as error:
             was = server.health.state
             said = f"{probe.value}: {type(error).__name__}: {error}"
-            if isinstance(error, WrongRole) and said != server.health.last_error:
-                logger.error("%s takes no requests: %s", server.url, error)
+            if isinstance(error, WrongRole):
+                # What it has said of itself, the secret too, was said by another one.
+                server.description = None
+                if said != server.health.last_error:
+                    logger.error("%s takes no requests: %s", server.url, error)
             if nobody_listens(error):
                 server.health.refused(said)
             elif isinstance(error, Ending):

@@ -365,6 +365,32 @@ def test_server_when_it_would_not_believe_the_router_then_it_takes_no_requests(p
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("was_one_of_us", [False, True])
+def test_request_to_all_servers_when_one_has_another_secret_then_it_hears_nothing_of_a_tenants(path, was_one_of_us):
+    async def scenario():
+        servers = [server("a"), server("b")]
+        servers[1].banyan_state = {"tenants": SAID_WITH.name if was_one_of_us else "another"}
+        for one in servers:
+            one.says = {"/v1/responses/resp_1": (404, "application/json", b"{}")} | response(1)
+        async with serving(servers, path, is_up=was_one_of_us or None) as rig:
+            one, other = rig.router.fleet.servers
+            if was_one_of_us:
+                await servers[1].kill()
+                await until(lambda: not other.takes_requests)
+                servers[1].banyan_state = {"tenants": "another"}
+                await servers[1].come_back()
+            await until(lambda: one.takes_requests and "tenant" in other.health.last_error)
+            await ask(rig, bearer("a1"), "/v1/responses", input="hi")
+            assert (await ask(rig, bearer("a1"), "/banyan/cache", prompt="secret words"))[0] == 502
+            async with rig.client.get(f"{rig.served.url}/v1/responses/resp_1", headers=bearer("a1")) as found:
+                assert found.status == 404
+            assert rig.num_seen() == [3, 0]
+            assert (await rig.post("/flush_cache"))[0] == 200
+            assert rig.num_seen() == [4, 1], "an operator's is for all"
+
+    asyncio.run(scenario())
+
+
 def test_server_when_it_has_tenants_and_the_router_none_then_it_takes_no_requests():
     async def scenario():
         async with running([server("a")], is_up=None) as rig:
