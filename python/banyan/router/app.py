@@ -47,7 +47,7 @@ from banyan.router.paths import BY_PATH, MODELS, RESPONSES, Row, To
 from banyan.router.probes import Probes, is_none_to_blame
 from banyan.router.read_path import can_read_for, said_of
 from banyan.router.settings import Settings
-from banyan.router.subscription import subscribe
+from banyan.router.subscription import miss_events, subscribe
 from banyan.router.suspects import Suspects
 from banyan.router.tasks import Tasks
 from banyan.router.tenant_rules import TenantRules
@@ -176,7 +176,8 @@ class Router:
             for source in server.description.load_sources
             for told in (partial(self._told_load, fleet, server, source.rank),)
         ]
-        self._subscriptions[server.url] = [*events, *loads]
+        watch = partial(miss_events, server.url, partial(fleet.tells_nothing, server))
+        self._subscriptions[server.url] = [*events, *loads, self._tasks.start("a look for KV events", watch)]
 
     def _tell_of_paths(self, server: Server) -> None:
         """Who reads for whom, now that a server has said what it is."""

@@ -28,7 +28,7 @@ from banyan.router.description import Description, together
 from banyan.router.events import EventFeed
 from banyan.router.health import Health, State
 from banyan.routing import Choice, Dispatcher, LoadReport, Prompt
-from banyan.routing.sent import SentPieces
+from banyan.routing.sent import PIECE_TOKENS, SentPieces
 
 
 @dataclass(eq=False)
@@ -202,6 +202,13 @@ class Fleet:
         """Whether any server that takes requests tells what it holds."""
         return any(server.takes_requests and server.feeds for server in self.servers)
 
+    def tells_nothing(self, server: Server) -> bool:
+        """Whether events should tell what a target holds, none has come, and it was sent more than a page."""
+        return any(
+            not _has_told(target) and len(target.sent) * PIECE_TOKENS > self._block_tokens(target) > 0
+            for target in (self.targets[number] for number in server.targets)
+        )
+
     # ---- who is chosen -----------------------------------------------------------------------------------------
 
     def active(self, avoid: Collection[str], held_at: str | None = None) -> list[int]:
@@ -275,7 +282,10 @@ class Fleet:
         return max((target.sent.leading_tokens(asked.pieces) for target in self.targets), default=0)
 
     def _is_told(self, target: Target, asked: Asked) -> bool:
-        return asked.token_ids is not None and asked.request.is_salted_only and self._block_tokens(target) > 0
+        """Whether its events tell what it holds of this prompt. Announced events may never come: until one has, what
+        it was sent is all that is known."""
+        is_named = asked.token_ids is not None and asked.request.is_salted_only and self._block_tokens(target) > 0
+        return is_named and _has_told(target)
 
     @staticmethod
     def _block_tokens(target: Target) -> int:
@@ -320,8 +330,16 @@ class Fleet:
         ]
 
 
+def _feeds_of(target: Target) -> list[EventFeed]:
+    return [feed for rank, feed in enumerate(target.server.feeds) if target.rank is None or target.rank == rank]
+
+
 def _ranks_of(target: Target) -> list[RankBlocks]:
-    return [feed.blocks for rank, feed in enumerate(target.server.feeds) if target.rank is None or target.rank == rank]
+    return [feed.blocks for feed in _feeds_of(target)]
+
+
+def _has_told(target: Target) -> bool:
+    return any(feed.next_seq is not None for feed in _feeds_of(target))
 
 
 def _is_news(report: LoadReport, last: LoadReport) -> bool:

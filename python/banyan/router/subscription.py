@@ -31,6 +31,9 @@ REPLAY_TIMEOUT_S = 2.0
 MOST_REPLAYED = 1 << 17
 """Batches that wait to be applied: more than ten times what a publisher keeps by default."""
 
+SILENT_S = 60.0
+"""A rank tells of what it has computed within a second."""
+
 REPLAY_TRIES = 5
 HOLE_TRIES = 2
 """A publisher sends all at once, and what its socket has no room for it drops: that is asked for again."""
@@ -97,3 +100,18 @@ async def _replay(context: zmq.asyncio.Context, source: Source, feed: EventFeed,
         except (TimeoutError, ValueError, msgspec.DecodeError) as error:
             logger.warning("%s did not replay from %d: %s: %s", source.replay, first, type(error).__name__, error)
             return not isinstance(error, TimeoutError)
+
+
+async def miss_events(url: str, tells_nothing: Callable[[], bool]) -> None:
+    """Say so, once, where a server works and none of its events comes: ZeroMQ tries to connect for ever, silently."""
+    num_looks = 0
+    while num_looks < 2:
+        await asyncio.sleep(SILENT_S)
+        num_looks = num_looks + 1 if tells_nothing() else 0
+    logger.warning(
+        "%s works, and none of its KV events has come for %d s: what it holds is guessed from what it was sent. In its "
+        '--kv-events-config, "bind" has to be true and "endpoint" an address that this machine reaches (not 127.0.0.1 '
+        "from another one), with no firewall before the ports: one for each rank, from the one that is named",
+        url,
+        SILENT_S,
+    )

@@ -151,6 +151,26 @@ def test_events_when_a_rank_stands_still_as_it_is_asked_for_those_of_before_then
     asyncio.run(scenario())
 
 
+def test_request_when_servers_announce_events_and_none_comes_then_it_goes_where_its_text_went_and_a_line_says_so(
+    monkeypatch, caplog
+):
+    monkeypatch.setattr(subscription, "SILENT_S", 0.1)
+
+    async def scenario():
+        servers = [FakeServer(name, events=True) for name in "abc"]
+        async with running(servers, policy="lmetric") as rig:
+            text = "x" * 3000
+            first = json.loads((await rig.ask(text=text))[2])["text"]
+            assert [json.loads((await rig.ask(text=text + str(turn)))[2])["text"] for turn in range(6)] == [first] * 6
+            silent = next(server.url for server in servers if server.name == first)
+            await until(lambda: "none of its KV events" in caplog.text)
+            await asyncio.sleep(0.3)
+            (line,) = [record.getMessage() for record in caplog.records if "KV events has come" in record.getMessage()]
+            assert silent in line and '"bind"' in line
+
+    asyncio.run(scenario())
+
+
 def test_request_when_servers_send_no_events_then_it_goes_where_its_text_went():
     async def scenario():
         async with running([FakeServer(name) for name in "abc"], policy="lmetric") as rig:

@@ -151,6 +151,17 @@ def test_cached_when_a_stock_rank_has_room_for_less_than_it_was_sent_then_the_re
     assert made.cached_tokens(first) == [cached]
 
 
+def test_cached_when_no_event_has_come_then_what_was_sent_until_one_has_and_no_page_is_certain():
+    made = fleet(told(), told(2, places_itself=True))
+    asked = Asked(Request(token_ids=TOKENS), TOKENS)
+    place = made.take(asked)
+    server = place.target.server
+    assert made.cached_tokens(asked)[place.target.number] == 64 and made.known_tokens(place, asked) == 0
+    assert [made.tells_nothing(one) for one in made.servers] == [one is server for one in made.servers]
+    hears(made, made.servers.index(server))
+    assert made.cached_tokens(asked) == [0, 0] and not made.tells_nothing(server)
+
+
 def test_place_when_a_prompt_is_on_its_way_to_a_target_then_the_next_like_it_follows():
     made = fleet(told(), told(), policy="affinity")
     first = made.take(PROMPT).target
