@@ -16,6 +16,7 @@ import zmq
 import zmq.asyncio
 
 from banyan.decoding import decoded
+from banyan.features.nodes.node_connections import notice_silence
 from banyan.router.description import MOST, Source
 from banyan.routing import LoadReport, report_of
 
@@ -57,6 +58,7 @@ async def subscribe_to_load(
     with context.socket(zmq.SUB) as socket:
         socket.set(zmq.LINGER, 0)
         socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        notice_silence(socket)
         socket.subscribe(source.topic)
         socket.connect(source.endpoint)
         while True:

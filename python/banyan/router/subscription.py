@@ -17,6 +17,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from banyan.features.nodes.node_connections import notice_silence
 from banyan.router.description import Source
 from banyan.router.events import EventFeed, read_batch, read_number
 
@@ -44,6 +45,7 @@ async def subscribe(context: zmq.asyncio.Context, source: Source, feed: EventFee
     with context.socket(zmq.SUB) as socket:
         socket.set(zmq.LINGER, 0)
         socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        notice_silence(socket)
         socket.subscribe(source.topic)
         socket.connect(source.endpoint)
         # A router that starts late asks for what was before it, again of a rank that stands still just then.

@@ -10,8 +10,9 @@ from itertools import pairwise
 import msgspec
 import pytest
 import zmq.asyncio
-from test.unit.router.fake_server import Publisher
+from test.unit.router.fake_server import Publisher, until
 
+from banyan.features.nodes import node_connections
 from banyan.router.description import Source
 from banyan.router.events import BlockStored, EventBatch, EventFeed
 from banyan.router.load_feed import LoadStat, subscribe_to_load
@@ -75,6 +76,70 @@ def test_replay_when_a_batch_is_always_dropped_then_what_comes_behind_it_is_know
     assert NUM_BATCHES // 2 - 1 not in feed.blocks and NUM_BATCHES - 1 in feed.blocks
 
 
+class Path:
+    """What connects to it reaches ``port``, as long as it is not mute: then nobody hears anything, the end included."""
+
+    def __init__(self, port):
+        self.port, self.num_came, self.is_mute, self._ways = port, 0, False, []
+
+    async def __aenter__(self):
+        self._server = await asyncio.start_server(self._came, "127.0.0.1", 0)
+        return self._server.sockets[0].getsockname()[1]
+
+    async def __aexit__(self, *why):
+        self._server.close()
+        for one in self._ways:
+            one.cancel()
+        await asyncio.gather(*self._ways, return_exceptions=True)
+
+    async def _came(self, reader, writer):
+        self.num_came, self.is_mute = self.num_came + 1, False
+        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self.port)
+        ways = ((reader, there_writer), (there_reader, writer))
+        self._ways += [asyncio.create_task(self._pass_on(*way, self.num_came)) for way in ways]
+
+    async def _pass_on(self, reader, writer, number):
+        while data := await reader.read(65536):
+            if self.is_mute or number < self.num_came:
+                continue
+            writer.write(data)
+
+
+def test_feeds_when_their_connections_end_without_a_word_then_they_are_made_anew(monkeypatch):
+    monkeypatch.setattr(node_connections, "HEARTBEAT_MS", 100)
+    monkeypatch.setattr(node_connections, "SILENCE_MS", 500)
+
+    async def main():
+        publisher, feed, loads, context = Publisher(), EventFeed(), [], zmq.asyncio.Context()
+        events_path, loads_path = Path(publisher.port), Path(publisher.load_port)
+        async with asyncio.timeout(30), events_path as port, loads_path as load_port:
+            source = Source(0, f"tcp://127.0.0.1:{port}", "", f"tcp://127.0.0.1:{publisher.replay_port}")
+            load_source = Source(0, f"tcp://127.0.0.1:{load_port}", "load")
+            listening = [
+                asyncio.create_task(subscribe(context, source, feed, lambda: None)),
+                asyncio.create_task(subscribe_to_load(context, load_source, loads.append, lambda: 1.0)),
+            ]
+            await until(lambda: events_path.num_came == loads_path.num_came == 1)
+            await asyncio.sleep(1.5)
+            assert events_path.num_came == loads_path.num_came == 1, "those that are idle are kept"
+            events_path.is_mute = loads_path.is_mute = True
+            await publisher.send(BlockStored([1]))
+            await until(lambda: events_path.num_came == loads_path.num_came == 2)
+            while 1 not in feed.blocks or not loads:
+                # Who has just come has missed what was sent before; of events it asks for that again.
+                await publisher.send(BlockStored([2]))
+                await publisher.tell_load(msgspec.msgpack.encode(LoadStat(1, 2, 3, 4)))
+                await asyncio.sleep(0.05)
+            for one in listening:
+                one.cancel()
+            await asyncio.gather(*listening, return_exceptions=True)
+        await publisher.close()
+        context.destroy(linger=0)
+        assert feed.num_holes == 0
+
+    asyncio.run(main())
+
+
 class Full:
     """A context of ZeroMQ and its sockets: their messages are there already, so that nobody waits for one."""
 
@@ -95,6 +160,8 @@ class Full:
     def set(self, option, value):
         if option == zmq.RCVHWM:
             self.most_waiting = value
+
+    setsockopt = set
 
     def connect(self, where):
         pass

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from socket import AF_INET, getaddrinfo
+from typing import Any
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -107,7 +108,7 @@ class NodeConnections:
         os.close(self._wakeup)
 
 
-def notice_silence(socket: zmq.Socket[bytes]) -> None:
+def notice_silence(socket: zmq.Socket[Any]) -> None:
     """Give up connections whose other end has vanished. Before it binds or connects."""
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
