@@ -213,13 +213,14 @@ class Fleet:
 
     def active(self, avoid: Collection[str], held_at: str | None = None) -> list[int]:
         """Targets with room at servers that take requests; those at ``avoid`` only when there is no other server. Those
-        at ``held_at`` alone, while that is a server to be chosen."""
+        at ``held_at`` alone, if that is one of these servers: any other would answer that it does not know of it."""
         willing = [server for server in self.servers if server.takes_requests]
+        if any(server.url == held_at for server in self.servers):
+            willing = [server for server in willing if server.url == held_at]
         fresh = [server for server in willing if server.url not in avoid]
-        home = [server for server in fresh if server.url == held_at]
         return [
             number
-            for server in home or fresh or willing
+            for server in fresh or willing
             for number in server.targets
             if self.targets[number].num_in_flight < self._max_in_flight
         ]

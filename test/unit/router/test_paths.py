@@ -311,6 +311,34 @@ def test_response_when_a_client_goes_on_from_it_then_that_is_where_it_was_made(s
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("away", ["drained", "killed"])
+def test_response_when_the_server_that_has_it_takes_no_requests_then_who_goes_on_from_it_waits_for_it(away):
+    async def scenario():
+        async with running([FakeServer(name) for name in "ab"], queue_timeout_s=2.0) as rig:
+            for server in rig.servers:
+                server.says["/v1/responses"] = (200, "application/json", b'{"id": "resp_1"}')
+            await rig.ask("/v1/responses", input="hello")
+            (home,) = (server for server in rig.servers if server.seen)
+            (known,) = (server for server in rig.router.fleet.servers if server.url == home.url)
+            if away == "drained":
+                await rig.post(f"/router/drain?server={home.url}")
+            else:
+                await home.kill()
+                await until(lambda: not known.takes_requests)
+            follow = {"input": "and", "previous_response_id": "resp_1"}
+            assert (await rig.ask("/v1/responses", **follow))[0] == 503
+            waiting = asyncio.create_task(rig.ask("/v1/responses", **follow))
+            await until(lambda: rig.router.forwarder.admission.num_waiting)
+            if away == "drained":
+                await rig.post(f"/router/resume?server={home.url}")
+            else:
+                await home.come_back()
+            assert (await waiting)[0] == 200
+            assert len(home.seen) == 2 and sorted(rig.num_seen()) == [0, 2]
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(("fields", "num_held"), [({}, 1), ({"store": True}, 1), ({"store": False}, 0)])
 def test_response_when_no_server_keeps_it_then_the_router_does_not_remember_it(fields, num_held):
     async def scenario():
