@@ -16,6 +16,7 @@ from functools import partial
 from itertools import product
 
 import aiohttp
+import zmq
 import zmq.asyncio
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -128,6 +129,8 @@ class Router:
         ) as session:
             self._session = session
             self._context = zmq.asyncio.Context()
+            # There are two for each rank, and one more while it is asked for what it has told before.
+            self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))
             suspects = Suspects(partial(is_none_to_blame, session, settings))
             self.forwarder = (
                 self._forwarder(self.fleet, suspects)

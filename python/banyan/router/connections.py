@@ -37,7 +37,11 @@ TURN_S = 0.001
 
 MOST_HEADER_LINES = 256
 OWN_FILES = 128
-"""Descriptors that are not for requests: the process' own, and those of servers' events and probes."""
+"""Descriptors that are not for requests: the process' own, and those of probes."""
+
+FEED_FILES = 48
+"""Of a server: of eight ranks, each with feeds of events and loads, and one for events of before. A socket of ZeroMQ
+takes two. How many ranks servers have is not known when a router starts."""
 
 
 def take_open_files() -> None:
@@ -53,7 +57,7 @@ def most_connections(num_servers: int) -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         soft = 1 << 20
-    return max(1, (soft - OWN_FILES) // (1 + num_servers))
+    return max(1, (soft - OWN_FILES - FEED_FILES * num_servers) // (1 + num_servers))
 
 
 class Bounded(H11Protocol):

@@ -76,15 +76,15 @@ async def _replay(context: zmq.asyncio.Context, source: Source, feed: EventFeed,
     feed notices what fails."""
     if source.replay is None:
         return True
-    with context.socket(zmq.DEALER) as socket:
-        socket.set(zmq.LINGER, 0)
-        socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        # What is not taken at once is dropped there: as much as a publisher keeps, and no more than it may say.
-        socket.set(zmq.RCVHWM, MOST_REPLAYED)
-        socket.connect(source.replay)
-        await socket.send_multipart((b"", first.to_bytes(8, "big")))
-        tries_left, has_hole = HOLE_TRIES, False
-        try:
+    try:
+        with context.socket(zmq.DEALER) as socket:
+            socket.set(zmq.LINGER, 0)
+            socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+            # What is not taken at once is dropped there: as much as a publisher keeps, and no more than it may say.
+            socket.set(zmq.RCVHWM, MOST_REPLAYED)
+            socket.connect(source.replay)
+            await socket.send_multipart((b"", first.to_bytes(8, "big")))
+            tries_left, has_hole = HOLE_TRIES, False
             while True:
                 async with asyncio.timeout(REPLAY_TIMEOUT_S):
                     _, _, number, payload = await socket.recv_multipart()
@@ -99,9 +99,9 @@ async def _replay(context: zmq.asyncio.Context, source: Source, feed: EventFeed,
                 else:
                     tries_left, has_hole = tries_left - 1, False
                     await socket.send_multipart((b"", (feed.next_seq or 0).to_bytes(8, "big")))
-        except (TimeoutError, ValueError, msgspec.DecodeError) as error:
-            logger.warning("%s did not replay from %d: %s: %s", source.replay, first, type(error).__name__, error)
-            return not isinstance(error, TimeoutError)
+    except (TimeoutError, ValueError, msgspec.DecodeError, zmq.ZMQError) as error:
+        logger.warning("%s did not replay from %d: %s: %s", source.replay, first, type(error).__name__, error)
+        return not isinstance(error, (TimeoutError, zmq.ZMQError))
 
 
 async def miss_events(url: str, tells_nothing: Callable[[], bool]) -> None:

@@ -10,8 +10,10 @@ import time
 from functools import partial
 
 import pytest
+import zmq
 from test.unit.router.fake_server import BLOCK_TOKENS, FakeServer, running, until
 
+from banyan.core import MAX_RANKS
 from banyan.router import subscription, tokens
 from banyan.router.blocks import ARENA, STORE, block_ids, pack
 from banyan.router.events import AllBlocksCleared, BlockRemoved, BlockStored
@@ -133,6 +135,14 @@ def test_events_when_the_router_starts_late_or_misses_some_then_it_asks_for_them
             await publisher.send(BlockStored(third))
             await until(lambda: len(feed.blocks) == 3)
             assert feed.num_holes == 0
+
+    asyncio.run(scenario())
+
+
+def test_events_when_there_are_very_many_ranks_then_there_are_sockets_for_their_feeds():
+    async def scenario():
+        async with running([FakeServer("a", events=True)]) as rig:
+            assert rig.router._context.get(zmq.MAX_SOCKETS) >= 3 * MAX_RANKS
 
     asyncio.run(scenario())
 

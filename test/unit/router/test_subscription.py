@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import deque
 from itertools import pairwise
 
@@ -209,6 +210,25 @@ def test_messages_when_many_have_come_then_others_have_their_turn_between_each_t
 
     asyncio.run(main())
     assert all(before - now <= 1 for before, now in pairwise(turns))
+
+
+def test_replay_when_there_is_no_socket_for_it_then_the_feed_goes_on_with_what_comes():
+    class Used(Full):
+        def socket(self, kind):
+            if kind == zmq.DEALER:
+                raise zmq.ZMQError(errno.EMFILE)
+            return super().socket(kind)
+
+    context, feed = Used({zmq.SUB: [(b"", *batch(seq)) for seq in (3, 4, 9)]}), EventFeed()
+
+    async def main():
+        listening = asyncio.create_task(subscribe(context, Source(0, "tcp://x", "", "tcp://x"), feed, lambda: None))
+        await until(lambda: listening.done() or feed.next_seq == 10)
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+
+    asyncio.run(main())
+    assert 9 in feed.blocks and feed.num_holes == 1
 
 
 def test_replay_when_a_publisher_sends_without_end_then_so_many_batches_wait_and_no_more():
