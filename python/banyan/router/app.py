@@ -10,12 +10,14 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from typing import Any, TypeVar
 
 import aiohttp
+import msgspec
 import zmq
 import zmq.asyncio
 from starlette.applications import Starlette
@@ -58,6 +60,8 @@ from banyan.routing import POLICIES, Dispatcher, HotRankGuard, LoadReport
 from banyan.routing.sent import BYTES_PER_TOKEN
 
 logger = logging.getLogger("banyan.router")
+
+T = TypeVar("T")
 
 LARGE_BYTES, MANY_BRACKETS, MANY_COMMAS = 256 << 10, 8192, 16384
 """Reading a body of this size, or with so many of them, takes a millisecond."""
@@ -287,14 +291,18 @@ class Router:
                 raise Refused("too many large requests wait to be read", "queue_full", 503)
             is_large, body = False, b""
         said = (call.row.path, body, headers, salt, models)
-        read = await self._turns.take(call.client, len(body), prompt.read, *said) if is_large else prompt.read(*said)
+
+        async def done(work: Callable[..., T], *args: Any) -> T:
+            return await self._turns.take(call.client, len(body), work, *args) if is_large else work(*args)
+
+        read = await done(prompt.read, *said)
         self.tenant_rules.check(call.row, read, call.tenant)
         held_at = self.responses.holder(read.follows, owner_of(call.tenant)) if read.follows is not None else None
         # A request that would only be refused costs no server a question.
         if self.forwarder.is_full:
             asked = Asked(replace(read, tokenize=None), read.token_ids, held_at)
         else:
-            asked = await self.tokens.of(read, headers, held_at)
+            asked = await self.tokens.of(read, headers, partial(done, msgspec.json.encode), held_at)
         if is_large or asked.num_tokens >= LONG_TOKENS:
             sizes = {size for fleet in self.fleets for size in fleet.block_sizes}
             await self._turns.take(call.client, len(body), asked.hash_now, sizes)

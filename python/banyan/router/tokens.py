@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -34,10 +35,13 @@ MOST_ASKING = 64
 """Questions at a time. Beyond, prompts are compared as text."""
 
 MOST_ASKED_BYTES = 2 << 20
-"""Of text: for more a server takes longer than it is waited for, and none of its streams goes on meanwhile."""
+"""Of a question: for more a server takes longer than it is waited for, and none of its streams goes on meanwhile."""
 
 MOST_BYTES = 64 << 20
 """Of an answer: nothing else runs while it is read. A million tokens have some seven."""
+
+
+Write = Callable[[Mapping[str, Any] | None], Awaitable[bytes]]
 
 
 class Tokens:
@@ -54,28 +58,31 @@ class Tokens:
         self._turns = count()
         self._num_asking = 0
 
-    async def of(self, request: Request, headers: Mapping[str, str], held_at: str | None = None) -> Asked:
+    async def of(self, request: Request, headers: Mapping[str, str], write: Write, held_at: str | None = None) -> Asked:
         """The request, with its tokens where they are of use: events can only be compared with them. The question for
-        them, which has the whole of what was read, is let go. ``held_at``: the one server that knows what it goes on
-        from."""
-        token_ids = await self._of(request, headers, held_at)
+        them, which has the whole of what was read, is let go. ``write``: makes the question's bytes, where that holds
+        nobody up. ``held_at``: the one server that knows what it goes on from."""
+        token_ids = await self._of(request, headers, write, held_at)
         return Asked(replace(request, tokenize=None), token_ids, held_at)
 
-    async def _of(self, request: Request, headers: Mapping[str, str], held_at: str | None) -> array[int] | None:
+    async def _of(
+        self, request: Request, headers: Mapping[str, str], write: Write, held_at: str | None
+    ) -> array[int] | None:
         if request.token_ids is not None or (request.text is None and request.tokenize is None):
             return request.token_ids
         if not self._settings.tokenize or not self._fleet.has_events:
             return None
         # Of those of an adapter, or with an extra key, events name no page that could be computed here.
         is_of_use = request.tokenize is not None and request.is_salted_only
+        # No question is shorter than its text; that of Responses may have no text, and others have more beside it.
         is_of_use = is_of_use and len(request.text or b"") <= MOST_ASKED_BYTES
-        token_ids = await self._ask_within_bounds(request, headers, held_at) if is_of_use else None
+        token_ids = await self._ask_within_bounds(request, headers, write, held_at) if is_of_use else None
         if token_ids is None:
             self._metrics.untokenised.inc()
         return token_ids
 
     async def _ask_within_bounds(
-        self, request: Request, headers: Mapping[str, str], held_at: str | None
+        self, request: Request, headers: Mapping[str, str], write: Write, held_at: str | None
     ) -> array[int] | None:
         """Questions are asked before there is a place for the request: so many requests, and no more, may cost servers
         more than that they are refused."""
@@ -83,7 +90,7 @@ class Tokens:
             return None
         self._num_asking += 1
         try:
-            return await self._ask(request, headers, held_at)
+            return await self._ask(request, headers, write, held_at)
         finally:
             self._num_asking -= 1
 
@@ -96,7 +103,9 @@ class Tokens:
             up = [server for server in up if server.description is not None and server.description.places_itself]
         return up
 
-    async def _ask(self, request: Request, headers: Mapping[str, str], held_at: str | None) -> array[int] | None:
+    async def _ask(
+        self, request: Request, headers: Mapping[str, str], write: Write, held_at: str | None
+    ) -> array[int] | None:
         able = self._able(request, held_at)
         if not able:
             return None
@@ -105,7 +114,9 @@ class Tokens:
         if "authorization" in headers:
             onward["authorization"] = as_it_came(headers["authorization"])
         try:
-            data = msgspec.json.encode(request.tokenize)
+            data = await write(request.tokenize)
+            if len(data) > MOST_ASKED_BYTES:
+                return None
             async with asyncio.timeout(self._settings.tokenize_timeout_s):
                 async with self._session.post(f"{server.url}/tokenize", data=data, headers=onward) as response:
                     answer = json_of(await whole(response, MOST_BYTES))

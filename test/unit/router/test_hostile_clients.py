@@ -332,10 +332,35 @@ def test_prompt_when_its_tokens_would_not_come_in_time_then_no_server_is_held_up
     async def scenario():
         server = FakeServer("a", events=True)
         async with running([server]) as rig:
-            for size, num_asked in ((1001, 0), (1000, 1)):
+            for size, num_asked in ((1001, 0), (1000, 0), (950, 1)):
                 assert (await rig.ask(text="x" * size))[0] == 200
                 assert server.num_tokenised == num_asked
-            assert b"banyan_router_untokenised_total 1.0" in (await rig.get("/metrics"))[1]
+            assert b"banyan_router_untokenised_total 2.0" in (await rig.get("/metrics"))[1]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/responses", {"previous_response_id": "resp_1", "input": "x" * 2000}),
+        ("/v1/responses", {"input": "x", "metadata": {"x": "x" * 2000}}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "user": "x" * 2000}),
+    ],
+)
+def test_prompt_when_what_stands_beside_its_text_is_long_then_no_server_is_held_up_by_the_question(
+    path, fields, monkeypatch
+):
+    monkeypatch.setattr("banyan.router.tokens.MOST_ASKED_BYTES", 1000)
+
+    async def scenario():
+        server = FakeServer("a", events=True, banyan=True)
+        server.says["/v1/responses"] = (200, "application/json", b'{"id": "resp_1"}')
+        async with running([server]) as rig:
+            await rig.ask("/v1/responses", input="hello")
+            assert server.num_tokenised == 1
+            assert (await rig.ask(path, **fields))[0] == 200
+            assert server.num_tokenised == 1
 
     asyncio.run(scenario())
 

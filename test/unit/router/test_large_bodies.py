@@ -8,6 +8,7 @@ import json
 import re
 import threading
 
+import msgspec
 import pytest
 from test.unit.router.fake_server import BLOCK_TOKENS, FakeServer, running, until
 
@@ -238,6 +239,25 @@ def test_body_when_it_is_large_then_it_is_read_beside_the_loop_and_when_it_is_la
         assert on is threading.current_thread()
 
     asyncio.run(scenario())
+
+
+def test_prompt_when_it_is_long_then_the_question_for_its_tokens_is_written_beside_the_loop(monkeypatch):
+    writers, encode = [], msgspec.json.encode
+
+    def told(what):
+        writers.append(threading.current_thread())
+        return encode(what)
+
+    async def scenario():
+        async with running([FakeServer("a", events=True)], tokenize_timeout_s=5.0) as rig:
+            monkeypatch.setattr(msgspec.json, "encode", told)
+            for num_chars in (app.LARGE_BYTES, 10):
+                await rig.ask(text="x" * num_chars)
+            monkeypatch.undo()
+            assert rig.servers[0].num_tokenised == 2
+
+    asyncio.run(scenario())
+    assert [writer is threading.main_thread() for writer in writers] == [False, True]
 
 
 def test_body_when_its_size_says_that_it_is_large_then_it_is_not_looked_through_on_the_loop(monkeypatch):
