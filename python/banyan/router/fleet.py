@@ -241,6 +241,10 @@ class Fleet:
         target.sent.sent(asked.pieces)
         return Place(target, choice, num_tokens, cached[choice.rank], now_s)
 
+    def opened(self, session: str, place: Place) -> None:
+        """A server has given a session its name."""
+        self._dispatcher.opened(session, place.target.number)
+
     def release(self, place: Place) -> None:
         """The request has ended, however that was. Twice is fine."""
         if place.is_released:

@@ -28,9 +28,9 @@ from banyan.router.fleet import Fleet, Place, Server
 from banyan.router.forms import error_event
 from banyan.router.held_responses import HeldResponses
 from banyan.router.metrics import Metrics
-from banyan.router.paths import RESPONSES, Form
+from banyan.router.paths import RESPONSES, By, Form
 from banyan.router.probes import nobody_listens
-from banyan.router.prompt import pin, renamed
+from banyan.router.prompt import opened_session, pin, renamed
 from banyan.router.settings import Settings
 from banyan.router.sources import source_of
 from banyan.router.suspects import WHY_HELD, Held, Suspect, Suspects
@@ -127,6 +127,9 @@ class Forwarder:
                 is_kept = going.asked.request.is_kept and sent.attempt.status == 200
                 if going.call.row.path == RESPONSES and is_kept:
                     self._responses.made(sent.attempt.first, place.target.server.url, owner_of(going.call.tenant))
+                is_opened = going.call.row.by is By.SESSION and sent.attempt.status == 200
+                if is_opened and (session := opened_session(sent.attempt.first)) is not None:
+                    self._fleet.opened(session, place)
                 return self._relay(sent)
             tried.append(failure)
             if (held := await self._held(sent, failure)) is not None:

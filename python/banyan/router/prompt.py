@@ -47,6 +47,9 @@ MOST_COMMAS = 5 << 18
 MOST_NAME_CHARS = 256
 """Of a client's name for something; a longer one is called by its hash."""
 
+MOST_SESSION_BYTES = 4 << 10
+"""Of an answer that is a session's name and nothing else."""
+
 _MEDIA = ("image_data", "audio_data", "video_data")
 """Fields of ``/generate`` whose content is in the pages and not in the prompt's tokens."""
 
@@ -260,6 +263,15 @@ def _with_media(prompt: Mapping[str, Any], media: list[Any]) -> dict[str, Any]:
         words = prompt["token_ids"].tobytes() if "token_ids" in prompt else b""
     more = {name: prompt.get(name, 0) for name in ("num_others", "num_more_bytes")}
     return {"text": medium(media).encode() + words, **more}
+
+
+def opened_session(answer: bytes) -> str | None:
+    """The session that a server's answer names, as later requests name it; None where there is none in it."""
+    try:
+        session = json_of(answer) if len(answer) <= MOST_SESSION_BYTES else None
+    except msgspec.DecodeError:
+        return None
+    return _name(session) if isinstance(session, str) and session else None
 
 
 def _session(fields: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:

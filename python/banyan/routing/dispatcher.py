@@ -167,6 +167,10 @@ class Dispatcher:
         if prompt.session is not None:
             self._sessions.put(_digest(prompt.session), rank)
 
+    def opened(self, session: str, rank: int) -> None:
+        """A session has begun there, whose name came with the answer."""
+        self._sessions.put(_digest(session), rank)
+
     def states(self, active: Collection[int]) -> list[RankState]:
         """Every rank as it is believed to be now."""
         return [_state(rank, load, rank in active) for rank, load in enumerate(self._loads)]

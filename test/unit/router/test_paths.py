@@ -16,6 +16,7 @@ from banyan.router.everywhere import choose
 from banyan.router.health import State
 from banyan.router.held_responses import HeldResponses
 from banyan.router.paths import BY_PATH, ROWS, To
+from banyan.router.prompt import opened_session
 from banyan.router.upstream import at
 
 PROMPT = "a prompt of some length, long enough for pages"
@@ -286,6 +287,26 @@ def test_cookie_when_a_server_sets_one_then_it_is_its_clients_alone():
         await a.stop()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("policy", ["session_sticky", "unified"])
+def test_session_when_its_server_has_named_it_then_its_requests_go_there(policy):
+    async def scenario():
+        async with running([FakeServer(name) for name in "abc"], policy=policy) as rig:
+            for server in rig.servers:
+                server.says["/open_session"] = (200, "application/json", f'"session-{server.name}"'.encode())
+            opened = [json.loads((await rig.ask("/open_session", capacity_of_str_len=10))[2]) for _ in range(9)]
+            assert len(set(opened)) > 1
+            for session in opened:
+                said = (await rig.ask(text="hi", session_params={"id": session}))[2]
+                assert session == f"session-{json.loads(said)['text']}"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("answer", [b"", b"{}", b'""', b'"\xff"', b"[" * 4000, b'"' + b"x" * 5000 + b'"'])
+def test_session_when_an_answer_names_none_then_none_is_known(answer):
+    assert opened_session(answer) is None
 
 
 @pytest.mark.parametrize("stream", [True, False])
