@@ -16,9 +16,9 @@ import zmq
 import zmq.asyncio
 
 from banyan.decoding import decoded
-from banyan.features.nodes.node_connections import notice_silence
 from banyan.router.description import MOST, Source
 from banyan.routing import LoadReport, report_of
+from banyan.transport.lost_peers import notice_silence
 
 logger = logging.getLogger("banyan.router")
 

@@ -17,9 +17,9 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from banyan.features.nodes.node_connections import notice_silence
 from banyan.router.description import Source
 from banyan.router.events import EventFeed, read_batch, read_number
+from banyan.transport.lost_peers import notice_silence
 
 logger = logging.getLogger("banyan.router")
 

@@ -13,7 +13,6 @@ import pytest
 import zmq.asyncio
 from test.unit.router.fake_server import Publisher, until
 
-from banyan.features.nodes import node_connections
 from banyan.router.description import Source
 from banyan.router.events import BlockStored, EventBatch, EventFeed
 from banyan.router.load_feed import LoadStat, subscribe_to_load
@@ -107,8 +106,8 @@ class Path:
 
 
 def test_feeds_when_their_connections_end_without_a_word_then_they_are_made_anew(monkeypatch):
-    monkeypatch.setattr(node_connections, "HEARTBEAT_MS", 100)
-    monkeypatch.setattr(node_connections, "SILENCE_MS", 500)
+    monkeypatch.setattr("banyan.transport.lost_peers.HEARTBEAT_MS", 100)
+    monkeypatch.setattr("banyan.transport.lost_peers.SILENCE_MS", 500)
 
     async def main():
         publisher, feed, loads, context = Publisher(), EventFeed(), [], zmq.asyncio.Context()

@@ -11,13 +11,13 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from socket import AF_INET, getaddrinfo
-from typing import Any
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from banyan.core import Address
 from banyan.features.nodes.wire import MAX_MESSAGE_BYTES, ToPageServer, encode
+from banyan.transport.lost_peers import notice_silence
 from banyan.transport.sealed.secret import Keys
 from banyan.transport.sealed.strangers import HANDSHAKE_FAILURES, HANDSHAKE_MS, Strangers
 
@@ -26,10 +26,6 @@ LINGER_MS = 100
 RECONNECT_MS = 500
 MOST_RECONNECT_MS = 10_000
 CONNECT_MS = 3_000
-HEARTBEAT_MS = 5_000
-SILENCE_MS = 10_000
-"""A connection that carries nothing for so long, heartbeats included, is given up. A path may forget one that is idle
-and tell neither end, and a host that loses its power says nothing."""
 
 MOST_QUEUED = 64
 """Messages of one node, before the thread that waits takes them. A node that sends more waits."""
@@ -106,12 +102,6 @@ class NodeConnections:
     def close(self) -> None:
         """Take the wakeup away, once nobody waits or wakes it any more."""
         os.close(self._wakeup)
-
-
-def notice_silence(socket: zmq.Socket[Any]) -> None:
-    """Give up connections whose other end has vanished. Before it binds or connects."""
-    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
 
 
 def _heard(node: int, socket: zmq.Socket[bytes]) -> NodeMessage:

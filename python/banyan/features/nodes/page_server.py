@@ -29,7 +29,6 @@ from banyan.core import Address
 from banyan.features.nodes.lending import OTHER_WEIGHTS, Lending
 from banyan.features.nodes.limits import Allowance
 from banyan.features.nodes.nixl_pulls import LentByNixl
-from banyan.features.nodes.node_connections import notice_silence
 from banyan.features.nodes.remote_prefetches import RemotePrefetch, RemotePrefetches
 from banyan.features.nodes.tcp import IN_FLIGHT_BYTES, LENDING, TcpSource
 from banyan.features.nodes.wire import (
@@ -48,6 +47,7 @@ from banyan.features.nodes.wire import (
     unpack_keys,
 )
 from banyan.telemetry import start_thread
+from banyan.transport.lost_peers import notice_silence
 from banyan.transport.sealed.secret import Keys
 from banyan.transport.sealed.strangers import HANDSHAKE_FAILURES, HANDSHAKE_MS, Known, Strangers
 

@@ -92,8 +92,8 @@ class Mute(threading.Thread):
 
 
 def test_connection_when_its_path_goes_mute_then_it_is_made_anew(monkeypatch):
-    monkeypatch.setattr(node_connections, "HEARTBEAT_MS", 1000)
-    monkeypatch.setattr(node_connections, "SILENCE_MS", 3000)
+    monkeypatch.setattr("banyan.transport.lost_peers.HEARTBEAT_MS", 1000)
+    monkeypatch.setattr("banyan.transport.lost_peers.SILENCE_MS", 3000)
     page_server = PageServer(free_address(), KEYS, max_pages=1, num_layers=1)
     path = Mute(page_server.address)
     connected = []
