@@ -217,7 +217,7 @@ def start(stack: ExitStack, args: argparse.Namespace) -> Fuzz:
     """A server, and in front of it what was asked for."""
     secret = write_secret(args.out / "secret") if args.tenants else None
     flags = () if secret is None else ("--banyan-tenant-secret-file", str(secret))
-    server = stack.enter_context(rig.sharing(args.out, args.cores, ForkedServer, flags))
+    server = stack.enter_context(rig.sharing(args.out, args.cores, ForkedServer, (*rig.store(args.out), *flags)))
     wait_ready([server])
     log = args.out / "router.log"
     if secret is not None:

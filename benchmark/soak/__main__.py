@@ -22,7 +22,8 @@ def main() -> int:
     unwind_on_sigterm()
     shutil.rmtree(args.out, ignore_errors=True)
     known = rig.learn(args.out, args.cores, args.seed, say)
-    with rig.sharing(args.out, args.cores) as server:
+    more = () if args.without_store else rig.store(args.out)
+    with rig.sharing(args.out, args.cores, more=more) as server:
         wait_ready([server])
         soak = Soak(server, args.out, known, args.seed, say)
         asyncio.run(soak.run(args.minutes, args.clients))
@@ -43,6 +44,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--clients", type=int, default=12, help="how many ask at once")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000, help="default: another each time")
     parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)), help="cores that the ranks share")
+    parser.add_argument("--without-store", action="store_true", help="the arena is the last tier, and written back to")
     parser.add_argument("--out", type=Path, default=Path("build/soak"))
     return parser
 

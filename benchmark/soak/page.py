@@ -50,7 +50,7 @@ def by_rank(samples: Sequence[Sample], *figures: str) -> Series:
     ranks = sorted({rank for sample in samples for rank in sample.ranks})
     return {
         f"{figure.removeprefix('num_')}, rank {rank}": [
-            (sample.at_s / 60, sample.ranks[rank][figure]) for sample in samples if rank in sample.ranks
+            (sample.at_s / 60, sample.ranks[rank][figure]) for sample in samples if figure in sample.ranks.get(rank, {})
         ]
         for figure in figures
         for rank in ranks

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The servers of a soak: one that shares, with pools, an arena and a store that are too small for what it is asked, and
-one that shares nothing, which says beforehand what is right."""
+"""The servers of a soak: one that shares, with pools, an arena and maybe a store that are too small for what it is
+asked, and one that shares nothing, which says beforehand what is right."""
 
 from __future__ import annotations
 
@@ -28,15 +28,20 @@ ENGINE = (
 
 
 def sharing(folder: Path, num_cores: int, kind: type[Server] = Server, more: tuple[str, ...] = ()) -> Server:
-    """The server under soak, with an empty store. `kind`: whose processes are its own, or forked (benchmark.warm), of
-    which nobody can tell what they use themselves. `more`: flags."""
+    """The server under soak. `kind`: whose processes are its own, or forked (benchmark.warm), of which nobody can tell
+    what they use themselves. `more`: flags."""
     flags = (
         *("--max-total-tokens", str(POOL_TOKENS), "--banyan-host-gb", str(ARENA_GIB)),
-        *("--banyan-store", str(store_folder(folder)), "--banyan-store-gb", str(STORE_GIB)),
         # An order by what is cached, which passes nobody over for long.
-        *("--banyan-store-admit", "first", "--schedule-policy", "lpm", *more),
+        *("--schedule-policy", "lpm", *more),
     )
     return kind(_spec(folder, "on", flags, num_cores), models.ensure(models.LLAMA), folder)
+
+
+def store(folder: Path) -> tuple[str, ...]:
+    """The flags of an empty store. Without one pages go down to the arena as they leave the pool."""
+    size = ("--banyan-store-gb", str(STORE_GIB), "--banyan-store-admit", "first")
+    return ("--banyan-store", str(store_folder(folder)), *size)
 
 
 def store_folder(folder: Path) -> Path:

@@ -67,7 +67,7 @@ def ranks(info: Mapping[str, Any]) -> dict[str, dict[str, int]]:
         banyan = state["banyan"]
         store = banyan.get("store") or {}
         figures = {name: int(banyan[name]) for name in OF_RANKS}
-        told[str(banyan["dp_rank"])] = figures | {f"store_{name}": int(store[name]) for name in OF_STORES}
+        told[str(banyan["dp_rank"])] = figures | {f"store_{name}": int(store[name]) for name in OF_STORES if store}
     return told
 
 

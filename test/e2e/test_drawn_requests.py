@@ -27,7 +27,7 @@ def kept():
 
 def test_server_when_requests_are_drawn_then_each_has_a_status_and_nothing_fails(alone, tmp_path):
     numbers = [*kept(), *range(NUM_REQUESTS)]
-    with rig.sharing(tmp_path, 2, ForkedServer) as server:
+    with rig.sharing(tmp_path, 2, ForkedServer, rig.store(tmp_path)) as server:
         wait_ready([server])
         fuzz = Fuzz(server)
         # Of fields that the server says it has, each with some of the odd values.

@@ -193,6 +193,13 @@ def test_ranks_when_they_say_how_they_are_then_figures_of_ranks_and_stores_are_t
     assert samples.failures(info) == {"linker.lookup": 4}
 
 
+def test_ranks_when_they_have_no_store_then_the_page_has_the_other_figures(tmp_path):
+    alone = samples.ranks({"internal_states": [{"banyan": {**RANK, "dp_rank": 0}}]})
+    assert not any(name.startswith("store_") for name in alone["0"])
+    page.write(tmp_path / "report.html", passed(), [sample(minute, ranks=alone) for minute in range(3)], [])
+    assert "rank 0" in page.by_rank([sample(0, ranks=alone)], *alone["0"]).popitem()[0]
+
+
 def test_page_when_written_then_it_has_the_verdict_and_a_picture_of_each_figure(tmp_path):
     stored = {**RANK, **{f"store_{name}": 1 for name in OF_STORES}}
     tally = passed()
