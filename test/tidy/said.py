@@ -92,11 +92,6 @@ def harmful(answers: Mapping[str, int]) -> str:
     return count(sum(number for kind, number in answers.items() if kind.startswith("harmful")))
 
 
-def second_run(published: Sequence[float]) -> str:
-    """On over off in the second run of the published figures."""
-    return f"{published[3] / published[2]:.2f}"
-
-
 def least_to_most(found: Iterable[float]) -> str:
     values = list(found)
     return f"{min(values):.2f} to {max(values):.2f}"

@@ -113,12 +113,6 @@ LINES = [
         "They differ in sharing",
         *of("bench", ranged, SECOND, FIRST),
         *of("bench", said.equal, "outputs/on_against_stock"),
-        Figure("bench", "beside_the_source", lambda rows: said.second_run(rows[4]["published"])),
-        *of("bench", said.second_run, "beside_the_source/metric=requests a second/published"),
-    ),
-    line(
-        README,
-        "All 500 conversations",
         *of("bench_500", said.middle, SECOND, FIRST),
         *of("bench_500", said.equal, "outputs/on_against_off"),
     ),
@@ -150,8 +144,6 @@ LINES = [
         *of("ranks", said.span_of_first_runs("ttft_ratios"), "rows"),
         *of("ranks", said.span_of_first_runs("latency_ratios"), "rows"),
         *where_steps_take_milliseconds(),
-        *of("remote_source", said.middle, "source_tpot_ratio_one_core"),
-        *of("pd_dual", said.two_rounds, "tpot_ratio_hurried"),
     ),
     line(ALTERNATIVES, "Times, on the Xeon", *on_the_xeon("banyan"), *on_the_xeon("banyan_store")),
     line(
