@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmark.client import open_session
+import aiohttp
+
 from benchmark.modes import models
 from benchmark.servers import Server
 from benchmark.soak import samples, traffic, verdict
@@ -51,7 +52,11 @@ class Soak:
         self._server, self._folder, self._known, self._seed, self._say = server, folder, known, seed, say
 
     async def run(self, minutes: float, num_clients: int) -> None:
-        async with open_session(REQUEST_TIMEOUT_S) as http:
+        # A connection for each request: uvicorn hangs up after 5 s of silence, and what is sent just then is lost, also
+        # where it was this process that had no core for so long.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
             clients = [self._client(http, number) for number in range(num_clients + 1)]
             grounds = Grounds(clients[-1], models.ensure(models.LLAMA), self._schedulers())
             grounds.open.set()
