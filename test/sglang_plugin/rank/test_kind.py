@@ -147,7 +147,7 @@ def test_pages_when_only_ranks_that_read_the_pool_want_them_then_they_need_not_l
     monkeypatch,
 ):
     rank = small_rank(monkeypatch)
-    assert rank.writes_back is rank.kinds.full.tier.backup
+    assert rank.writes_back is rank.kinds.full.tier.backup.write_back
     rank.close()
 
 

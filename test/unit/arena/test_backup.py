@@ -13,7 +13,8 @@ from test.unit.directory.rig import NAMESPACE, NUM_LAYERS, PAGE_BYTES, Rank, fra
 
 from banyan._native import FrameTable, Lease, Match, Peers, RankTable, SharedBytes
 from banyan.arena import backup
-from banyan.arena.backup import Backup, Landed
+from banyan.arena.backup import Backup
+from banyan.arena.backup_copies import Landed
 from banyan.arena.residency import Residency
 from banyan.core import Run, SourceKind
 from banyan.layout import BlockGeometry
@@ -64,7 +65,7 @@ class Host:
     def wait_landed(self) -> list[Landed]:
         deadline = time.monotonic() + 5
         landed = self.backup.poll()
-        while not landed and time.monotonic() < deadline and self.backup._moving:
+        while not landed and time.monotonic() < deadline and self.backup._copies._moving:
             time.sleep(0.001)
             landed = self.backup.poll()
         return landed
@@ -105,16 +106,6 @@ def test_offer_when_another_part_holds_the_pages_then_one_copy_for_the_node(host
     assert not hosts[1].wait_landed() and hosts[1].residency.num_resident == 0
 
 
-def test_offer_when_two_ranks_are_as_quick_then_one_copy_stays(hosts: list[Host]) -> None:
-    for host in hosts:
-        host.rank.frame_table.publish(frames(3, 4), keys(1, 2))
-        host.backup.offer(keys(1, 2))
-    for host in hosts:
-        host.wait_landed()
-    assert [host.residency.num_resident for host in hosts] == [2, 0]
-    assert len(hosts[1].residency.claim(8)) == 8, "the frames of the second copy are free again"
-
-
 def test_offer_when_pages_are_on_their_way_then_not_copied_again(hosts: list[Host]) -> None:
     owner = hosts[0]
     owner.rank.frame_table.publish(frames(3, 4), keys(1, 2))
@@ -124,34 +115,13 @@ def test_offer_when_pages_are_on_their_way_then_not_copied_again(hosts: list[Hos
     assert owner.counters.backed_up_pages == 2 and owner.residency.num_filling == 0
 
 
-def test_offer_when_the_node_has_one_part_of_the_arena_then_its_own_book_says_what_is_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    owner = Host(RankTable.create(2 * LAYOUT.num_ranks), 0, arenas=ARENAS[:1])
-    asked: list[Sequence[int]] = []
-
-    class Asked:
-        lease, start_copy = owner.view.lease, owner.view.start_copy
-
-        def lookup(self, names: list[str], slots: Sequence[int]) -> Match:
-            asked.append(slots)
-            return owner.view.lookup(names, slots)
-
-    monkeypatch.setattr(owner.backup, "_peers", Asked())
-    owner.rank.frame_table.publish(frames(3, 4, 5), keys(1, 2, 3))
-    for chain, moved in ((keys(1, 2), keys(1, 2)), (keys(1, 2, 3), keys(3)), (keys(1, 2, 3), [])):
-        owner.backup.offer(chain)
-        assert [key for landed in owner.wait_landed() for key in landed.keys] == moved
-    assert asked == [[0]] * 3, "the pool"
-
-
 def test_poll_when_several_chains_were_offered_then_one_copy_brings_them(hosts: list[Host]) -> None:
     owner = hosts[0]
     owner.rank.frame_table.publish(frames(3, 4, 5), keys(1, 2, 7))
     owner.backup.offer(keys(1, 2))
     owner.backup.offer(keys(7))
     owner.backup.poll()
-    assert len(owner.backup._moving) == 1
+    assert len(owner.backup._copies._moving) == 1
     assert [landed.keys for landed in owner.wait_landed()] == [keys(1, 2), keys(7)]
     for key, frame in zip(keys(1, 2, 7), (3, 4, 5), strict=True):
         owner.rank.frame_table.retire(frames(frame))
@@ -191,23 +161,6 @@ def test_offer_when_pages_have_left_the_pool_before_their_turn_then_dropped_and_
     owner.wait_landed()
     assert not owner.wait_landed()
     assert owner.counters.backed_up_pages == 2 and owner.counters.backups_dropped_pages == 1
-
-
-def test_offer_when_pages_leave_the_pool_between_lookup_and_lease_then_dropped_and_counted(
-    hosts: list[Host], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Leaving:
-        lookup = hosts[0].view.lookup
-
-        def lease(self, found: object, keys: list[str]) -> None:
-            return None
-
-    owner = hosts[0]
-    owner.rank.frame_table.publish(frames(3, 4), keys(1, 2))
-    owner.backup.offer(keys(1, 2))
-    monkeypatch.setattr(owner.backup, "_peers", Leaving())
-    assert not owner.wait_landed()
-    assert owner.counters.backups_dropped_pages == 2 and owner.residency.num_filling == 0
 
 
 def test_offer_when_too_many_wait_for_their_turn_then_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,7 +284,7 @@ def test_offer_when_no_copy_can_be_begun_then_frames_and_leases_are_free_and_the
         owner.backup.offer(keys(1, 2))
         owner.backup.offer(keys(7))
         with monkeypatch.context() as patched, pytest.raises(error, match="no more"):
-            patched.setattr(owner.backup, "_peers", Failing())
+            patched.setattr(owner.backup._copies, "_peers", Failing())
             owner.backup.poll()
     assert owner.residency.num_filling == 0 and owner.counters.backups_failed == 2
     owner.backup.offer(keys(1, 2))
@@ -354,11 +307,3 @@ def test_arena_when_full_then_pages_that_were_asked_for_stay(hosts: list[Host]) 
     owner.rank.frame_table.reset()
     assert other.fetch(keys(0), frames(1)) == (Run(SourceKind.HOST, 1),)
     assert other.cache.prepare(request("other"), keys(1)).num_pages == 0
-
-
-def test_quiesce_when_copies_are_on_their_way_then_their_frames_are_free(hosts: list[Host]) -> None:
-    owner = hosts[0]
-    owner.rank.frame_table.publish(frames(3, 4), keys(1, 2))
-    owner.backup.offer(keys(1, 2))
-    owner.backup.quiesce()
-    assert owner.residency.num_filling == 0 and owner.residency.num_resident == 0

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from banyan import faults
-from banyan.arena.backup import Backup
 from banyan.arena.page_source import Worth, all_that_is_found
+from banyan.arena.write_back import WriteBack
 from banyan.cache import PrefixCache
 from banyan.core import Run, SourceKind
 from banyan.planner import RequestFacts
@@ -118,12 +118,12 @@ class Rank:
         return self.is_whole_rank and not self.kinds.beside and runtime.is_on("victims")
 
     @property
-    def writes_back(self) -> Backup | None:
+    def writes_back(self) -> WriteBack | None:
         """What copies pages down to the arena when they leave the pool; None where they must lie there before."""
         full = self.kinds.full
         if full.tier is None or self.cache.is_stopped or not full.may_write_back:
             return None
-        return full.tier.backup
+        return full.tier.backup.write_back
 
     @property
     def num_frames(self) -> int:

@@ -264,7 +264,7 @@ class HostTier:
     def _touch(self, keys: Sequence[str]) -> int:
         """A prompt's pages are wanted again, also when this rank's own pool holds them too; how many the arena has.
         With write-back only those behind what the pool holds, which goes down again, and how many of them."""
-        if self.backup.is_write_back:
+        if self.backup.write_back.is_on:
             keys = keys[self._peers.lookup(keys, [self._member_slots.own]).num_pages :]
         in_arena = self._peers.lookup(keys, self._member_slots.arenas)
         self._peers.touch(in_arena)

@@ -429,17 +429,14 @@ class WritesBack:
     def __init__(self, stays=True, has_room=True):
         self.told, self.stays, self.has_room = [], stays, has_room
 
-    def write_back(self):
-        self.told.append("write back")
+    def begin(self):
+        self.told.append("begin")
 
-    def write_through(self):
-        self.told.append("write through")
+    def end(self):
+        self.told.append("end")
 
     def send(self):
         self.told.append("send")
-
-    def let_go(self):
-        self.told.append("let go")
 
     def leaving(self, keys):
         if self.stays is None:
@@ -462,7 +459,7 @@ def test_evict_when_a_last_copy_goes_then_the_arena_is_told_before_and_what_stay
     elsewhere.add(key_of(cache, other))
     keys = page_keys(cache, last)
     assert cache.evict(16 * PAGE) == 16 * PAGE
-    assert linker.writes_back.told == ["write back", keys, "send"]
+    assert linker.writes_back.told == ["begin", keys, "send"]
     assert linker.counters.evicted_duplicate_pages == (16 if stays else 8)
     assert linker.counters.evicted_last_pages == (0 if stays else 8)
 
@@ -483,7 +480,7 @@ def test_evict_when_a_peer_has_the_leaf_then_it_is_not_taken_down(rig):
     linker.writes_back = WritesBack()
     elsewhere.add(key_of(cache, cache.insert(prompt(1))))
     cache.evict(8 * PAGE)
-    assert linker.writes_back.told == ["write back", "send"]
+    assert linker.writes_back.told == ["begin", "send"]
 
 
 @pytest.mark.parametrize("has_room", [True, False])
@@ -504,7 +501,7 @@ def test_evict_when_a_kept_leaf_has_to_go_then_the_arena_is_told_as_well(rig):
     keys = page_keys(cache, node)
     linker.kept_in_pool.add(keys[-1])
     assert cache.evict(8 * PAGE) == 8 * PAGE
-    assert linker.writes_back.told == ["write back", keys, "send"]
+    assert linker.writes_back.told == ["begin", keys, "send"]
 
 
 def test_evict_when_the_arena_cannot_be_told_then_sglang_chooses_and_pages_go_down_as_they_come(rig):
@@ -512,10 +509,10 @@ def test_evict_when_the_arena_cannot_be_told_then_sglang_chooses_and_pages_go_do
     linker.writes_back = WritesBack(stays=None)
     cache.insert(prompt(1))
     assert cache.evict(8 * PAGE) == 8 * PAGE
-    assert linker.writes_back.told == ["write back", "let go", "write through"]
+    assert linker.writes_back.told == ["begin", "end"]
     cache.insert(prompt(2))
     assert cache.evict(8 * PAGE) == 8 * PAGE
-    assert linker.writes_back.told == ["write back", "let go", "write through"]
+    assert linker.writes_back.told == ["begin", "end"]
 
 
 def test_fetch_when_room_is_made_for_it_then_none_is_taken_from_where_its_pages_lie(rig):
@@ -529,9 +526,9 @@ def test_fetch_when_room_is_made_for_it_then_none_is_taken_from_where_its_pages_
     )
     load_back(wrapper, SimpleNamespace(rid="a"))
     told = linker.writes_back.told
-    assert told[:2] == ["spares ['k']", "write back"] and told[-2:] == ["send", "spares no more"]
+    assert told[:2] == ["spares ['k']", "begin"] and told[-2:] == ["send", "spares no more"]
     load_back(wrapper, SimpleNamespace(rid="b"))
-    assert told[-2:] == ["write back", "send"], "it fetches nothing"
+    assert told[-2:] == ["begin", "send"], "it fetches nothing"
 
 
 def test_allocator_when_victims_are_chosen_then_it_knows_what_is_on_its_way_down(rig):

@@ -13,7 +13,7 @@ a page that is kept makes no request wait. Each prefix that is kept ends a node 
 than what continues it does not go with that.
 
 A leaf that nobody else has goes down to the arena before it goes, where pages need not lie there before (write-back,
-``banyan.arena.backup``). SGLang counts its pages as free at once, and they are when they have been copied.
+``banyan.arena.write_back``). SGLang counts its pages as free at once, and they are when they have been copied.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.runtime_context import get_server_args
 
 from banyan import faults
-from banyan.arena.backup import Backup
+from banyan.arena.write_back import WriteBack
 from banyan.core import SourceKind
 from banyan.planner.stretches import STRETCHES_PER_POOL, least_stretch, splits
 from banyan.planner.victims import CostShares, Leaf, Looks, Walk, at_once
@@ -69,7 +69,7 @@ def after_init_cache_linker(result: None, cache: Any, linker: Any) -> None:
         return
     prefill.tell_begun(linker.demand.served)
     allocator = cache.token_to_kv_pool_allocator
-    allocator.is_copying_down = lambda: (backup := linker.writes_back) is not None and backup.is_copying
+    allocator.is_copying_down = lambda: (write_back := linker.writes_back) is not None and write_back.is_copying
     allocator.least_evicted_tokens = at_once(linker.num_frames) * cache.page_size
     cache.banyan_victims = VictimChoice(
         cache.tree_core,
@@ -108,9 +108,9 @@ def around_load_back(load_back: Callable[..., Any], wrapper: Any, req: Any) -> A
     counters = getattr(linker, "counters", None)
     if hit is None or counters is None:
         return load_back(wrapper, req)
-    before, backup = counters.num_evicted_pages, linker.writes_back
+    before, write_back = counters.num_evicted_pages, linker.writes_back
     try:
-        with nullcontext() if backup is None else backup.sparing(hit.tail_hashes):
+        with nullcontext() if write_back is None else write_back.sparing(hit.tail_hashes):
             return load_back(wrapper, req)
     finally:
         counters.displaced_pages += counters.num_evicted_pages - before
@@ -143,12 +143,12 @@ class VictimChoice:
         kept: Container[str],
         ends: Container[str],
         has_enough: Callable[[], bool],
-        writes_back: Callable[[], Backup | None],
+        writes_back: Callable[[], WriteBack | None],
     ) -> None:
         self._core = core
         self._kept, self._ends, self._has_enough = kept, ends, has_enough
         self._writes_back = writes_back
-        self._backup: Backup | None = None
+        self._write_back: WriteBack | None = None
         self._spared: list[Any] = []
         self._has_spared_gone = False
         self._copies_of = copies_of
@@ -209,9 +209,9 @@ class VictimChoice:
 
         self._begin_again = begin_again
         self._shares.refresh()
-        self._backup = self._writes_back()
-        if self._backup is not None:
-            self._backup.write_back()
+        self._write_back = self._writes_back()
+        if self._write_back is not None:
+            self._write_back.begin()
         self._walk = Walk(
             lambda: self._next_oldest(component), begin_again, self._look, self._looks, uncovers=self._uncovers
         )
@@ -241,10 +241,10 @@ class VictimChoice:
         self._count(self._tracker.get(component, 0))
         self._has_begun = False
         self._end(component)
-        backup, self._backup = self._backup, None
-        if backup is not None:
+        write_back, self._write_back = self._write_back, None
+        if write_back is not None:
             # Beyond the walk it is the tier's alone: new weights have another one, in the old one's place.
-            backup.send()
+            write_back.send()
         self._walk = self._chosen = self._last_step = None
         self._spared.clear()
         self._has_spared_gone = False
@@ -253,11 +253,10 @@ class VictimChoice:
 
     def _give_up(self) -> None:
         """From now on SGLang chooses."""
-        backup = self._backup or self._writes_back()
-        self._writes_back, self._backup = lambda: None, None
-        if backup is not None:
-            backup.let_go()
-            backup.write_through()
+        write_back = self._write_back or self._writes_back()
+        self._writes_back, self._write_back = lambda: None, None
+        if write_back is not None:
+            write_back.end()
         self._core.evict_device_start, self._core.evict_device_next_node, self._core.evict_device_end = self._theirs
 
     def _start_anew(self, component: Any, num_tokens: int) -> None:
@@ -293,9 +292,9 @@ class VictimChoice:
 
     def _taken_down(self, leaf: Leaf) -> Leaf:
         """A leaf that goes, as it is when it is gone: the arena may have found no frames for it."""
-        if self._backup is None or leaf.copy is SourceKind.PEER or not leaf.key:
+        if self._write_back is None or leaf.copy is SourceKind.PEER or not leaf.key:
             return leaf
-        stays = self._backup.leaving(self._core.get_hash_values(leaf.node))
+        stays = self._write_back.leaving(self._core.get_hash_values(leaf.node))
         return Leaf(leaf.node, leaf.key, SourceKind.HOST if stays else None, leaf.reload_cost)
 
     def _behind_kept(self, node: int) -> list[int]:
@@ -316,7 +315,7 @@ class VictimChoice:
         last_pages = [self._core.get_last_hash_value(node) for node in nodes]
         keys = [key for key in last_pages if key is not None]
         copies = self._copies_of(keys)
-        if self._backup is not None and self._backup.has_room:
+        if self._write_back is not None and self._write_back.has_room:
             # What nobody has goes down when it goes.
             copies = [SourceKind.HOST if copy is None else copy for copy in copies]
         reload_costs = self._shares.reload_costs(copies, self._demand.reuse_probabilities(keys))

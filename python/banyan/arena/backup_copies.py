@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages of this rank's pool on their way to its part of the arena.
+
+Invariants
+  1. A copy leases the pages it reads like a peer's copy does, so SGLang may free them meanwhile.
+  2. A page is on its way from the moment it is leased until it is resident or given up.
+  3. Whatever fails, a frame that was claimed for a page is published or abandoned, and a lease is released.
+  4. Pages that two ranks copy at once are published once: whoever comes second finds them there.
+
+A page: leased -> copying -> resident, or given up. One thread calls; the copies have their own.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from banyan.arena.residency import Residency
+from banyan.ports import Copy, Lease, Match, Peers
+from banyan.telemetry import Counters
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """Pages of a chain with the frames that they land in."""
+
+    keys: Sequence[str]
+    frames: list[int]
+
+
+class _Moving(msgspec.Struct, frozen=True):
+    chains: Sequence[Sent]
+    copy: Copy
+
+
+class Landed(msgspec.Struct, frozen=True):
+    """Pages that have just become resident, in the order of their prefix."""
+
+    keys: Sequence[str]
+    frames: Sequence[int]
+
+
+class BackupCopies:
+    """``pool_slot``, ``arena_slots``: of this rank's pool and of all parts of the arena, in the rank table."""
+
+    def __init__(
+        self,
+        *,
+        residency: Residency,
+        peers: Peers,
+        pool_slot: int,
+        arena_slots: Sequence[int],
+        counters: Counters,
+    ) -> None:
+        self._residency = residency
+        self._peers = peers
+        self._pool_slots = [pool_slot]
+        self._arena_slots = list(arena_slots)
+        self._counters = counters
+        self._moving: deque[_Moving] = deque()
+        self._on_their_way: set[str] = set()
+        self._leased: list[tuple[Lease, Sent]] = []
+        """What the next copy is to bring."""
+
+    @property
+    def num_on_their_way(self) -> int:
+        return len(self._on_their_way)
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether a copy is on its way. It ends by itself."""
+        return any(not moving.copy.has_ended for moving in self._moving)
+
+    def in_pool(self, keys: Sequence[str]) -> Match:
+        """Leading pages that the pool has."""
+        return self._peers.lookup(keys, self._pool_slots)
+
+    def num_present(self, keys: Sequence[str]) -> int:
+        """Leading pages that need no copy. A chain has no holes: a page is never evicted before its children."""
+        return self._and_coming(keys, self._num_in_arena(keys))
+
+    def touch_present(self, keys: Sequence[str]) -> int:
+        """The same, and those that are there are wanted again."""
+        in_arena = self._peers.lookup(keys, self._arena_slots)
+        self._peers.touch(in_arena)
+        return self._and_coming(keys, in_arena.num_pages)
+
+    def _and_coming(self, keys: Sequence[str], num_present: int) -> int:
+        """Those that are there, and those behind them that are on their way."""
+        while num_present < len(keys) and keys[num_present] in self._on_their_way:
+            num_present += 1
+        return num_present
+
+    def _num_in_arena(self, keys: Sequence[str]) -> int:
+        """Leading pages that some part of the arena has."""
+        if len(self._arena_slots) > 1:
+            return self._peers.lookup(keys, self._arena_slots).num_pages
+        num_present = 0
+        while num_present < len(keys) and self._residency.frame(keys[num_present]) is not None:
+            num_present += 1
+        return num_present
+
+    def take(self, found: Match, wanted: Sent) -> bool:
+        """Lease pages of the pool for the next copy; whether they were still there."""
+        lease = None
+        try:
+            lease = self._peers.lease(found, wanted.keys)
+        finally:
+            if lease is None:
+                self._residency.abandon(wanted.frames)
+        if lease is None:
+            self._counters.backups_dropped_pages += len(wanted.keys)
+            return False
+        self._leased.append((lease, wanted))
+        self._on_their_way.update(wanted.keys)
+        return True
+
+    def send(self) -> None:
+        """Start to copy what is leased, in one copy."""
+        if self._leased:
+            chains = [chain for _, chain in self._leased]
+            loads = [(lease, array("q", chain.frames)) for lease, chain in self._leased]
+            self._moving.append(_Moving(chains, self._peers.start_copy(loads)))
+            self._leased = []
+
+    def let_go(self) -> None:
+        """Of what is leased and not sent: nobody will."""
+        for lease, _ in self._leased:
+            lease.release()
+        self._give_up([chain for _, chain in self._leased])
+        self._leased = []
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the oldest copy has."""
+        return bool(self._moving) and self._moving[0].copy.has_ended
+
+    def land(self) -> list[Landed]:
+        """Publish what the oldest copy has brought."""
+        moving = self._moving.popleft()
+        for chain in moving.chains:
+            self._on_their_way.difference_update(chain.keys)
+        if not moving.copy.finish():
+            self._counters.backups_failed += 1
+            self._give_up(moving.chains)
+            return []
+        return [landed for chain in moving.chains if (landed := self._published(chain)).keys]
+
+    def _published(self, chain: Sent) -> Landed:
+        # Another rank may have been as quick with the same pages: one copy is enough for the node.
+        num_twice = self._num_in_arena(chain.keys)
+        self._residency.abandon(chain.frames[:num_twice])
+        keys, frames = chain.keys[num_twice:], chain.frames[num_twice:]
+        self._residency.publish(frames, keys)
+        self._counters.backed_up_pages += len(keys)
+        return Landed(keys, frames)
+
+    def _give_up(self, sent: Iterable[Sent]) -> None:
+        """They have not come."""
+        for chain in sent:
+            self._on_their_way.difference_update(chain.keys)
+            self._residency.abandon(chain.frames)
+
+    def quiesce(self) -> None:
+        """Wait for what is on its way and forget it."""
+        self.let_go()
+        for moving in self._moving:
+            moving.copy.finish()
+            self._give_up(moving.chains)
+        self._moving.clear()
