@@ -10,6 +10,7 @@ from banyan.telemetry.estimate import Estimate
 from banyan.telemetry.gauges import GAUGES, STORE_GAUGES, WINDOW_MINUTES, gauges_of
 from banyan.telemetry.json_lines import log_as_json
 from banyan.telemetry.layer_clock import LayerClock
+from banyan.telemetry.mean_copies import MeanCopies
 from banyan.telemetry.metric_table import SERIES
 from banyan.telemetry.node_reuse import PAGE_BYTES, NodeReuse, PromptAnswer
 from banyan.telemetry.pseudonyms import Pseudonyms, rid_pseudonym
@@ -32,6 +33,7 @@ __all__ = [
     "Estimate",
     "Holding",
     "LayerClock",
+    "MeanCopies",
     "NodeReuse",
     "Parting",
     "PromptAnswer",

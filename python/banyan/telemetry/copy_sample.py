@@ -26,7 +26,7 @@ class Copies:
     """Of the pages in the sample that this rank holds: in how many pools each lies, and whether in the arena."""
 
     num_pages: int
-    num_duplicates: int
+    num_duplicates: float
     distinct_pages: float
 
     @property

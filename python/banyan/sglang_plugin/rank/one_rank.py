@@ -157,6 +157,7 @@ class Rank:
             # Nobody asks for what would be read.
             return
         full = self.kinds.full
+        full.residency_report.asked(len(keys))
         if not self.kinds.have_tiers or (full.guards_adapters and requests.is_of_this_server(request)):
             return
         full.residency_report.saw(request, keys)

@@ -50,13 +50,14 @@ class RankFigures:
     def gauges(self) -> dict[str, Any]:
         """What this rank is like now, and cheap to tell: for ``/metrics``."""
         self.demand.hear()
-        copies = self.kinds.full.residency_report.copies(time.monotonic())
+        report, now_s = self.kinds.full.residency_report, time.monotonic()
+        copies = report.copies(now_s)
         return {
             **self.kinds.full.figures(),
             **self._room(),
             "distinct_share": copies.distinct_share,
             "duplicate_share": copies.duplicate_share,
-            **self.reuse.figures(self._node_pages(copies)),
+            **self.reuse.figures(self._node_pages(report.mean_copies(now_s))),
         }
 
     def state(self) -> dict[str, Any]:
@@ -84,7 +85,7 @@ class RankFigures:
             report = self.kinds.full.residency_report
             history = {
                 **report.state(),
-                **self.reuse.count(self._node_pages(report.copies(began_s))),
+                **self.reuse.count(self._node_pages(report.mean_copies(began_s))),
                 **self.planner.state(),
                 "dropped": self.dropped.state(),
             }

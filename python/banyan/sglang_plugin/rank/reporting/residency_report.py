@@ -14,9 +14,10 @@ from typing import Any
 from banyan import _native
 from banyan.core import rid_of
 from banyan.layout import MemberSlots
-from banyan.telemetry import Copies, CopySample, Holding, RecentPrompts
+from banyan.telemetry import Copies, CopySample, Holding, MeanCopies, RecentPrompts
 
 COUNT_PERIOD_S = 5.0
+"""Between two counts: one takes half a millisecond."""
 
 
 class ResidencyReport:
@@ -30,12 +31,21 @@ class ResidencyReport:
         self._pools = member_slots.with_peers
         self._view: _native.Peers
         self._copies = Copies(0, 0, 0.0)
+        self._mean_copies = MeanCopies()
+        self._asked_pages = 0
+        """Since the last count."""
         self._counts_again_s = 0.0
 
     def joined(self, namespace: bytes) -> None:
         """The rank's pages have this namespace from now on; there are none yet."""
         self._view = _native.Peers(self._rank_table, None, 0, namespace, [], None)
         self._sample.clear()
+        self._mean_copies = MeanCopies()
+
+    def asked(self, num_pages: int) -> None:
+        """A request has come with a prompt of so many pages."""
+        self._asked_pages += num_pages
+        self.copies(time.monotonic())
 
     def saw(self, request: str, keys: Sequence[str]) -> None:
         """A request has come with a prompt of these pages."""
@@ -50,7 +60,14 @@ class ResidencyReport:
         if now_s >= self._counts_again_s:
             self._counts_again_s = now_s + COUNT_PERIOD_S
             self._copies = self._sample.look(self._holders)
+            self._mean_copies.looked(self._copies, self._asked_pages, now_s)
+            self._asked_pages = 0
         return self._copies
+
+    def mean_copies(self, now_s: float) -> Copies:
+        """The same over the last day, by the pages that were asked for meanwhile."""
+        self.copies(now_s)
+        return self._mean_copies.over_day()
 
     def state(self) -> dict[str, Any]:
         """This rank's part of ``/server_info``."""
