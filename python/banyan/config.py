@@ -11,9 +11,8 @@ import contextlib
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from banyan import knobs
 from banyan.core import Address
@@ -463,13 +462,6 @@ class Config:
     def looks_up(self) -> bool:
         """Whether the dispatcher knows what the ranks hold."""
         return self.shares and self.prefix_hints
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Config:
-        return cls(**values)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

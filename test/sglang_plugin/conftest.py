@@ -36,4 +36,3 @@ def no_arguments(monkeypatch):
     from banyan.sglang_plugin import runtime
 
     monkeypatch.setattr(runtime, "get_server_args", lambda: None)
-    monkeypatch.setattr(runtime, "_known", (None, None))

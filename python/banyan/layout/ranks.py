@@ -11,10 +11,8 @@ a part of one. Each node has a rank table of its own, with member slots for its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,13 +83,6 @@ class Layout:
             num_nodes=num_nodes,
             node=node,
         )
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Layout:
-        return cls(**values)
-
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
 
     @property
     def num_ranks(self) -> int:

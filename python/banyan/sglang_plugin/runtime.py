@@ -37,16 +37,10 @@ def bookkeeping(server_args: Any) -> dict[str, Any] | None:
     return getattr(server_args, BOOKKEEPING, None)
 
 
-_known: tuple[dict[str, Any] | None, Config | None] = (None, None)
-
-
 def config() -> Config | None:
-    """The configuration of this server, or None when Banyan is off. Asked for with every token: made once."""
-    global _known
+    """The configuration of this server, or None when Banyan is off."""
     carried = bookkeeping(get_server_args())
-    if carried is not _known[0]:
-        _known = (carried, None if carried is None else Config.from_dict(carried["config"]))
-    return _known[1]
+    return None if carried is None else carried["config"]
 
 
 def log_as_asked(wanted: Config | None, process: str, **rank: int) -> None:

@@ -349,7 +349,7 @@ def dispatching(rank_table, monkeypatch, sent, read_snapshots=list, *, tokens_ah
     monkeypatch.setattr(runtime, "config", lambda: config)
     monkeypatch.setattr(runtime, "server_id", lambda: "id")
     monkeypatch.setattr(runtime, "disaggregation_mode", lambda: "null")
-    carried = {"rank_table": rank_table.path, "server": "id", "config": config.as_dict(), "layout": LAYOUT.as_dict()}
+    carried = {"rank_table": rank_table.path, "server": "id", "config": config, "layout": LAYOUT}
     args = SimpleNamespace(
         _banyan={**carried, "tokens_ahead": tokens_ahead},
         # What the flag says of drafts is not asked: of a model with states it does not tell what keys are made of.

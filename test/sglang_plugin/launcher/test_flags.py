@@ -196,7 +196,7 @@ def test_start_when_sharing_then_linker_and_attention_are_set_and_travel():
     assert args.unified_cache_external_linker_config["linker"] == "Linker"
     assert args.attention_backend == "banyan_cpu"
     carried = runtime.bookkeeping(args)
-    assert carried["config"]["share"] == "peer"
+    assert carried["config"].share == "peer"
     assert carried["rank_table"].startswith("/proc/")
 
 
@@ -233,7 +233,7 @@ def test_start_when_the_ranks_leave_no_member_slots_then_without_the_arena_and_s
     args = prepare_server_args([*BASE[:-1], "40", "--enable-banyan"])
     carried = runtime.bookkeeping(args)
     assert _native.RankTable.open(carried["rank_table"]).num_slots == 40
-    assert carried["config"]["host_gb"] == 0
+    assert carried["config"].host_gb == 0
     assert "no host arena" in capsys.readouterr().err
 
 
@@ -274,7 +274,7 @@ def test_start_when_there_are_several_http_workers_then_they_serve_what_has_hook
 def test_start_when_a_server_lies_on_several_nodes_then_the_rank_table_is_of_this_one():
     over = [*BASE[:-2], "--tp-size", "8", "--attn-dp-size", "4", "--nnodes", "2", "--node-rank", "1"]
     carried = runtime.bookkeeping(prepare_server_args([*over, "--enable-banyan"]))
-    assert Layout.from_dict(carried["layout"]).ranks_here == range(2, 4)
+    assert carried["layout"].ranks_here == range(2, 4)
     assert _native.RankTable.open(carried["rank_table"]).num_slots == 8
 
 
@@ -344,7 +344,7 @@ def test_start_when_a_patch_of_another_feature_has_changed_then_that_is_off_with
     unused = ("windows", "states", "index_keys", "images", "drafts", "adapters", "pairs", "tenant_share", "ray_actors")
     is_unused = name in unused
     assert told.log.call_args.args[0] == (logging.INFO if is_unused else logging.WARNING)
-    assert carried["config"]["policy"] == ("sglang" if name == "placement" else "lmetric")
+    assert carried["config"].policy == ("sglang" if name == "placement" else "lmetric")
     assert args.attention_backend == "banyan_cpu"
 
 
@@ -408,14 +408,14 @@ def test_start_when_flags_stand_in_a_file_of_sglangs_then_they_are_taken_and_the
         "banyan-no-prefix-hints: true\nbanyan-store: /nvme0/kv,/nvme1/kv\n"
     )
     taken = runtime.bookkeeping(prepare_server_args(["--config", str(file), "--banyan-plan", "measured"]))["config"]
-    assert (taken["host_gb"], taken["plan"], taken["prefix_hints"]) == (3.0, "measured", False)
-    assert taken["store"] == ("/nvme0/kv", "/nvme1/kv")
+    assert (taken.host_gb, taken.plan, taken.prefix_hints) == (3.0, "measured", False)
+    assert taken.store == ("/nvme0/kv", "/nvme1/kv")
 
 
 def test_start_when_a_file_of_sglangs_switches_sharing_off_in_yamls_words_then_it_is_off(tmp_path):
     file = tmp_path / "server.yaml"
     file.write_text("model-path: nowhere\ndevice: cpu\nenable-banyan: true\nbanyan-share: off\n")
-    assert runtime.bookkeeping(prepare_server_args(["--config", str(file)]))["config"]["share"] == "off"
+    assert runtime.bookkeeping(prepare_server_args(["--config", str(file)]))["config"].share == "off"
 
 
 @pytest.mark.parametrize("line", ["banyan-host-gb: -1", "banyan-hots-gb: 3"])
@@ -437,7 +437,7 @@ def test_start_when_the_server_decodes_then_it_has_a_radix_cache_and_holds_pages
     args = prepare_server_args([*BASE, "--enable-banyan", *PAIRED, "decode"])
     assert args.disaggregation_decode_enable_radix_cache
     assert os.environ["SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT"] == "300"
-    assert runtime.bookkeeping(args)["config"]["store_admit"] == "first"
+    assert runtime.bookkeeping(args)["config"].store_admit == "first"
 
 
 @pytest.mark.parametrize(
@@ -448,7 +448,7 @@ def test_start_when_the_server_prefills_then_the_policy_chooses_ranks_and_not_th
 ):
     args = prepare_server_args([*BASE[:-2], *ranks, "--enable-banyan", *PAIRED, "prefill"])
     assert args.load_balance_method == "round_robin"
-    assert runtime.bookkeeping(args)["config"]["policy"] == policy
+    assert runtime.bookkeeping(args)["config"].policy == policy
     assert os.environ["SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX"] == "0"
 
 
@@ -468,7 +468,7 @@ def test_start_when_the_room_chooses_the_rank_then_sglang_places_requests(clean_
     asked = [*PAIRED, "prefill", "--load-balance-method", "follow_bootstrap_room"]
     args = prepare_server_args([*BASE, "--enable-banyan", *asked])
     assert args.load_balance_method == "follow_bootstrap_room"
-    assert runtime.bookkeeping(args)["config"]["policy"] == "sglang"
+    assert runtime.bookkeeping(args)["config"].policy == "sglang"
 
 
 def resolved(monkeypatch, words, **fields):
@@ -482,8 +482,8 @@ def resolved(monkeypatch, words, **fields):
 def test_engine_when_the_environment_says_so_then_sharing_is_on_for_arguments_that_a_program_built(monkeypatch):
     args = resolved(monkeypatch, "--enable-banyan --banyan-host-gb 2", dp_size=2)
     carried = runtime.bookkeeping(args)
-    assert (carried["config"]["host_gb"], carried["config"]["policy"]) == (2.0, "lmetric")
-    assert carried["layout"] == {"dp": 2, "attn_dp": 1, "attn_cp": 1, "attn_tp": 1, "num_nodes": 1, "node": 0}
+    assert (carried["config"].host_gb, carried["config"].policy) == (2.0, "lmetric")
+    assert carried["layout"] == Layout(dp=2, attn_dp=1, attn_cp=1, attn_tp=1)
     assert args.unified_cache_external_linker_backend == "dynamic" and args.page_size == 16
 
 
@@ -520,17 +520,17 @@ def test_engine_when_the_command_line_has_spoken_then_the_environment_is_not_ask
     monkeypatch.setenv("BANYAN_FLAGS", "--enable-banyan --banyan-host-gb 2")
     args = prepare_server_args(["--model-path", "dummy", "--device", "cpu", "--dp", "2", "--enable-banyan"])
     args.resolve_once()
-    assert runtime.bookkeeping(args)["config"]["host_gb"] != 2.0
+    assert runtime.bookkeeping(args)["config"].host_gb != 2.0
 
 
 @pytest.mark.parametrize("spelling", [["--attn-dp-size", "2"], ["--dp", "2", "--enable-dp-attention"]])
 def test_start_when_ranks_step_together_then_the_fullest_decides(spelling):
     attention = ["--model-path", "nowhere", "--device", "cpu", "--tp", "2", *spelling, "--enable-banyan"]
     carried = runtime.bookkeeping(prepare_server_args(attention))
-    assert carried["layout"] == {"dp": 1, "attn_dp": 2, "attn_cp": 1, "attn_tp": 1, "num_nodes": 1, "node": 0}
-    assert carried["config"]["policy"] == "level"
+    assert carried["layout"] == Layout(dp=1, attn_dp=2, attn_cp=1, attn_tp=1)
+    assert carried["config"].policy == "level"
     named = prepare_server_args([*attention, "--banyan-policy", "affinity"])
-    assert runtime.bookkeeping(named)["config"]["policy"] == "affinity"
+    assert runtime.bookkeeping(named)["config"].policy == "affinity"
 
 
 @pytest.mark.parametrize(

@@ -46,9 +46,7 @@ def test_loads_when_ranks_wait_for_reads_then_each_says_how_much(include, manage
         rank_table.set_reading(member_slot, num_pages)
     rank_table.set_read_rate(2, 50)
     monkeypatch.setattr(runtime, "is_sharing", lambda: True)
-    monkeypatch.setattr(
-        runtime, "bookkeeping", lambda args: {"rank_table": rank_table.path, "layout": LAYOUT.as_dict()}
-    )
+    monkeypatch.setattr(runtime, "bookkeeping", lambda args: {"rank_table": rank_table.path, "layout": LAYOUT})
     monkeypatch.setattr(v1_loads, "_num_accelerators_per_dp_rank", lambda: 1)
     told = get_loads(manager, include=include)["loads"]
     assert [(load["dp_rank"], load["num_running_reqs"], load["read_queue_tokens"]) for load in told] == [

@@ -107,7 +107,7 @@ def be_rank(monkeypatch, rank, shard=0):
 
 
 def carried(rank_table):
-    return {"rank_table": rank_table.path, "server": "s", "layout": LAYOUT.as_dict(), "noted": [], "tokens_ahead": 0}
+    return {"rank_table": rank_table.path, "server": "s", "layout": LAYOUT, "noted": [], "tokens_ahead": 0}
 
 
 def make_pool():

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layouts and member slots: nobody sits in two places, and every part of the KV has one keeper in each rank."""
 
+import pickle
+
 import pytest
 
 from banyan.core import SourceKind
@@ -139,5 +141,5 @@ def test_member_slot_when_a_process_is_outside_the_layout_then_it_is_refused():
         MemberSlots(REPLICAS, 2, 0)
 
 
-def test_layout_when_it_travels_as_a_dict_then_it_comes_back():
-    assert Layout.from_dict(ATTENTION.as_dict()) == ATTENTION
+def test_layout_when_it_travels_to_another_process_then_it_arrives_unchanged():
+    assert pickle.loads(pickle.dumps(ATTENTION)) == ATTENTION

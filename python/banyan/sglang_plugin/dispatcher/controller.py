@@ -14,7 +14,6 @@ from sglang.srt.utils.watchdog import SubprocessWatchdog
 
 from banyan import _native, faults
 from banyan.config import DEFAULT_PAGE_TOKENS, LEVEL_POLICY, SGLANG_POLICY, Config
-from banyan.layout import Layout
 from banyan.routing import POLICIES, Dispatcher, HotRankGuard, NoActiveRank, Policy
 from banyan.routing.policies import DEFAULT_CHUNK_TOKENS, Level
 from banyan.sglang_plugin import runtime, seams
@@ -116,7 +115,7 @@ def _rank_table(controller: Any) -> _native.RankTable:
 def _placer(config: Config, controller: Any, rank_table: _native.RankTable) -> Placer:
     carried = runtime.bookkeeping(controller.server_args)
     assert carried is not None
-    layout = Layout.from_dict(carried["layout"])
+    layout = carried["layout"]
     dispatcher = None
     if config.policy != SGLANG_POLICY:
         dispatcher = Dispatcher(

@@ -18,7 +18,6 @@ import msgspec
 from sglang.srt.arg_groups.model_override_base import resolved_view
 from sglang.srt.arg_groups.overrides import declare_resolution
 
-from banyan.config import Config
 from banyan.layout.checkpoint import adapter_id, may_name_adapter
 from banyan.sglang_plugin import model_files, runtime
 
@@ -29,7 +28,7 @@ def after_check_server_args(result: None, server_args: Any) -> None:
     """Give the adapters of checked arguments ids of their content, for this process and those that it starts."""
     carried = runtime.bookkeeping(server_args)
     adapters = resolved_view(server_args).lora_paths
-    if carried is None or not Config.from_dict(carried["config"]).shares or not adapters:
+    if carried is None or not carried["config"].shares or not adapters:
         return
     # Before their content is looked at: they are loaded later.
     carried["noted"] += [model_files.note(adapter.lora_path) for adapter in adapters]

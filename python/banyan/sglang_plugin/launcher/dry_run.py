@@ -24,7 +24,7 @@ from sglang.srt.arg_groups.model_override_base import resolved_view
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import ServerArgs, prepare_server_args
 
-from banyan.config import FLAGS_VARIABLE, Config, flags_in_environment
+from banyan.config import FLAGS_VARIABLE, flags_in_environment
 from banyan.refusals import words_refusal
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.launcher import tried_tree
@@ -89,7 +89,7 @@ def _settled(server_args: ServerArgs) -> dict[str, Any]:
     carried = runtime.bookkeeping(server_args)
     if carried is None:
         return {"is_off": True}
-    wanted, view = Config.from_dict(carried["config"]), resolved_view(server_args)
+    wanted, view = carried["config"], resolved_view(server_args)
     return {
         "settled": {
             "ranks": view.dp_size,

@@ -249,7 +249,7 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
     for parts in here:
         parts.launched(asked_of(args, wanted, layout))
     carried: dict[str, Any] = {
-        "config": wanted.as_dict(),
+        "config": wanted,
         "ear": last_words.listen(),
         "tenants": tenant_salts.name_of(wanted.tenant_secret_file),
         "taken": taken_ids.make_file(),
@@ -264,7 +264,7 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
             "linker_module_path": "banyan.sglang_plugin.rank.entry",
         }
         carried["rank_table"] = _make_rank_table(layout.num_slots(has_arena=wanted.has_arena))
-        carried["layout"] = layout.as_dict()
+        carried["layout"] = layout
         carried["server"] = uuid.uuid4().hex
         carried["noted"] = []
     if wanted.tenant_secret_file:
@@ -408,7 +408,7 @@ def reserve_window_slots(carried: dict[str, Any]) -> None:
     if small not in _rank_tables:
         # Another process than the one that made it.
         return
-    carried["rank_table"] = _make_rank_table(Layout.from_dict(carried["layout"]).num_slots_with_windows)
+    carried["rank_table"] = _make_rank_table(carried["layout"].num_slots_with_windows)
     del _rank_tables[small]
 
 

@@ -12,7 +12,6 @@ import msgspec
 from sglang.srt.managers.load_snapshot import LoadSnapshot
 
 from banyan import _native
-from banyan.layout import Layout
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.read_queue import read_queue_tokens, read_tokens_per_s
 
@@ -39,7 +38,7 @@ async def around_get_loads(
         return loads
     carried = runtime.bookkeeping(manager.server_args)
     assert carried is not None
-    rank_table, layout = rank_table_at(carried["rank_table"]), Layout.from_dict(carried["layout"])
+    rank_table, layout = rank_table_at(carried["rank_table"]), carried["layout"]
     waits, rates = read_queue_tokens(rank_table, layout), read_tokens_per_s(rank_table, layout)
     return [
         Load(**{**msgspec.structs.asdict(load), **_reading(waits[load.dp_rank], rates[load.dp_rank])})

@@ -42,7 +42,7 @@ def around_resolve_once(original: Callable[[Any], None], server_args: Any) -> No
         return
     # The CPU engine's attention is Banyan's own, with pages of any size.
     expected = None if runtime.device_of(server_args) == "cpu" else page_size.alone(original, server_args)
-    page_size.settle(original, server_args, expected, Config.from_dict(carried["config"]))
+    page_size.settle(original, server_args, expected, carried["config"])
     _resolve(original, server_args, carried)
     _refuse_cut_pages(resolved_view(server_args))
     found = page_size.choice_of(server_args)
@@ -53,7 +53,7 @@ def around_resolve_once(original: Callable[[Any], None], server_args: Any) -> No
 
 
 def _resolve(original: Callable[[Any], None], server_args: Any, carried: dict[str, Any]) -> None:
-    if not Config.from_dict(carried["config"]).shares:
+    if not carried["config"].shares:
         original(server_args)
         return
     try:
@@ -93,7 +93,7 @@ def _strategies(server_args: Any) -> tuple[str, ...]:
 
 def _decide(server_args: Any, carried: dict[str, Any]) -> None:
     """Refuse what cannot be shared, and leave for the other processes what they need to know."""
-    carried["layout"] = _layout(server_args, Layout.from_dict(carried["layout"])).as_dict()
+    carried["layout"] = _layout(server_args, carried["layout"])
     model = _model(server_args, carried)
     reasons = _reasons(server_args, carried, model)
     if reasons:
@@ -109,7 +109,7 @@ def _decide(server_args: Any, carried: dict[str, Any]) -> None:
     carried["num_kv_heads"] = 0 if model is None else model.num_kv_heads
     if model is not None and (model.has_window or model.has_states):
         flags.reserve_window_slots(carried)
-    if Config.from_dict(carried["config"]).knows_weights:
+    if carried["config"].knows_weights:
         loaded = _loaded(view)
         carried["noted"] += [model_files.note(path, revision) for path, revision in loaded if path]
 
@@ -142,7 +142,7 @@ def _layout(server_args: Any, asked: Layout) -> Layout:
 
 def _model(server_args: Any, carried: dict[str, Any]) -> ModelFacts | None:
     """What is to be served; None where SGLang has not been told."""
-    view, layout = resolved_view(server_args), Layout.from_dict(carried["layout"])
+    view, layout = resolved_view(server_args), carried["layout"]
     if _has_no_model(view):
         return None
     steps_on_cpu = layout.steps_together and runtime.device_of(view) == "cpu"
@@ -151,7 +151,7 @@ def _model(server_args: Any, carried: dict[str, Any]) -> ModelFacts | None:
 
 def _reasons(server_args: Any, carried: dict[str, Any], model: ModelFacts | None) -> list[str]:
     view = resolved_view(server_args)
-    wanted, layout = Config.from_dict(carried["config"]), Layout.from_dict(carried["layout"])
+    wanted, layout = carried["config"], carried["layout"]
     # The linker is ours by now. Without a radix cache it is idle, which the ranks say.
     facts = replace(flags.facts(view, wanted, layout), external_linker_backend=None, disable_radix_cache=False)
     reasons = [*refusals(facts), *mode_refusals(flags.modes(view)), *_tenant_lines(view, wanted)]
@@ -197,7 +197,7 @@ def _draft_of(view: Any) -> ModelConfig:
 
 
 def _asked_of(server_args: Any, carried: dict[str, Any], model: ModelFacts | None) -> Asked:
-    wanted, layout = Config.from_dict(carried["config"]), Layout.from_dict(carried["layout"])
+    wanted, layout = carried["config"], carried["layout"]
     return flags.asked_of(resolved_view(server_args), wanted, layout, model)
 
 

@@ -19,7 +19,7 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -28,7 +28,7 @@ from sglang.srt.runtime_context import get_schedule
 from banyan import _native
 from banyan.arena.window import layers_per_read
 from banyan.config import Config
-from banyan.layout import BlockGeometry, Layout, Namespace
+from banyan.layout import BlockGeometry, Namespace
 from banyan.ports import OwnFrameTable, PageStore
 from banyan.restorable import KindPages
 from banyan.sglang_plugin.pools.access import PoolAccess
@@ -106,9 +106,7 @@ class Kind:
         self._changes = ""
         self._content = ""
         self._num_whole_updates = 0
-        self.member_slots = pools.member_slots(
-            member_slots_of(Layout.from_dict(rank.carried["layout"]), (pools.pool, *pools.drafts))
-        )
+        self.member_slots = pools.member_slots(member_slots_of(rank.carried["layout"], (pools.pool, *pools.drafts)))
         self.tier: HostTier | None = None
         self.store: PageStore | None = None
         self._rank_table = _native.RankTable.open(rank.carried["rank_table"])
@@ -388,7 +386,7 @@ class Kind:
             "dp_rank": self.member_slots.dp_rank,
             "shard": self.member_slots.shard,
             "member_slot": self.member_slots.own,
-            "layout": self.member_slots.layout.as_dict(),
+            "layout": asdict(self.member_slots.layout),
             "page_tokens": self._rank.page_tokens,
             "namespace": self._namespace_digest().hex()[:16],
             **self.access.state(),

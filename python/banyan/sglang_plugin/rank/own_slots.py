@@ -51,7 +51,7 @@ def take_server_id(server_args: Any) -> None:
     """Over several nodes, take the name of the first node's server: in it the dispatcher speaks to all ranks. All of
     them call this at the same point of their start."""
     carried = runtime.bookkeeping(server_args)
-    if carried is None or "layout" not in carried or Layout.from_dict(carried["layout"]).num_nodes == 1:
+    if carried is None or "layout" not in carried or carried["layout"].num_nodes == 1:
         return
     group = get_tp_group()
     told = torch.tensor(list(bytes.fromhex(carried["server"])), dtype=torch.uint8)
