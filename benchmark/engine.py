@@ -13,20 +13,20 @@ from banyan.routing import hint
 
 def plan_hints(action: Action) -> dict[str, Any]:
     """The ``kv_hints`` of a request that asks for ``action``."""
-    return _hints(asked.ACTION_TYPE, asked.ACTION_VERSION, asked.payload(action))
+    return _hints(asked.ACTION_TYPE, asked.payload(action))
 
 
 def policy_hints(wish: Mapping[str, Any]) -> dict[str, Any]:
     """The ``kv_hints`` of a request with a wish for its dispatcher; ``hint.POLICY_ACTION`` says what it may hold."""
-    return _hints(hint.POLICY_ACTION, hint.ACTION_VERSION, wish)
+    return _hints(hint.POLICY_ACTION, wish)
 
 
-def _hints(action_type: str, action_version: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+def _hints(action_type: str, payload: Mapping[str, Any]) -> dict[str, Any]:
     """SGLang's envelope around one action, as it goes into the body."""
     action = {
         "action_id": action_type,
         "action_type": action_type,
-        "action_version": action_version,
+        "action_version": hint.ACTION_VERSION,
         "payload": dict(payload),
     }
     return {"protocol_version": "1", "message_id": action_type, "actions": [action]}

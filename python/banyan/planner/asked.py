@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from banyan.planner.planner import Action
 
 ACTION_TYPE = "banyan.plan"
-ACTION_VERSION = "1"
 
 
 def payload(action: Action) -> dict[str, str]:

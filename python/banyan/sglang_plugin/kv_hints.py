@@ -15,27 +15,28 @@ MARK = "server"
 """Of an action that only this server says: its id, which no client knows."""
 
 
-def with_action(
-    hints: KvHintsEnvelope | None, *, action_id: str, action_type: str, action_version: str, payload: Mapping[str, Any]
-) -> KvHintsEnvelope:
-    """``hints`` with one action in front: the first of its type counts. A new envelope is called after the action. One
-    that only this server says is marked as its own."""
+def with_action(hints: KvHintsEnvelope | None, action_type: str, payload: Mapping[str, Any]) -> KvHintsEnvelope:
+    """``hints`` with one action in front: the first of its type counts. It is called after its type, and so is a new
+    envelope. One that only this server says is marked as its own."""
     mark = {MARK: runtime.server_id()} if action_type in hint.OWN_ACTIONS else {}
     action = KvHintAction(
-        action_id=action_id, action_type=action_type, action_version=action_version, payload={**payload, **mark}
+        action_id=action_type,
+        action_type=action_type,
+        action_version=hint.ACTION_VERSION,
+        payload={**payload, **mark},
     )
     if hints is None:
-        return KvHintsEnvelope(protocol_version="1", message_id=action_id, actions=[action])
+        return KvHintsEnvelope(protocol_version="1", message_id=action_type, actions=[action])
     return KvHintsEnvelope(
         protocol_version=hints.protocol_version, message_id=hints.message_id, actions=[action, *hints.actions]
     )
 
 
-def payload_of(hints: KvHintsEnvelope | None, action_type: str, action_version: str) -> Mapping[str, Any] | None:
-    """What the first action of this type and version carries; None when there is none. Of a type that only this server
-    says, others do not count."""
+def payload_of(hints: KvHintsEnvelope | None, action_type: str) -> Mapping[str, Any] | None:
+    """What the first action of this type, in the version that this server speaks, carries; None when there is none. Of
+    a type that only this server says, others do not count."""
     for action in hints.actions if hints is not None else ():
-        if action.action_type == action_type and action.action_version == action_version and _is_meant(action):
+        if action.action_type == action_type and action.action_version == hint.ACTION_VERSION and _is_meant(action):
             return {name: value for name, value in action.payload.items() if name != MARK}
     return None
 
@@ -49,7 +50,7 @@ def session_of(req: Any) -> str | None:
         return str(req.session_params.id)
     if req.routing_key is not None:
         return str(req.routing_key)
-    said = payload_of(req.kv_hints, hint.SESSION_ACTION, hint.ACTION_VERSION)
+    said = payload_of(req.kv_hints, hint.SESSION_ACTION)
     return str(said["name"]) if said is not None else None
 
 

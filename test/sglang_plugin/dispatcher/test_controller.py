@@ -335,8 +335,7 @@ def test_session_of_when_the_client_names_one_then_it_is_found(fields, session):
 
 
 def test_session_of_when_the_client_names_it_by_the_way_only_then_that_is_it():
-    action = {"action_id": "a", "action_type": hint.SESSION_ACTION, "action_version": "1", "payload": {"name": "n"}}
-    hints = kv_hints.with_action(None, **action)
+    hints = kv_hints.with_action(None, hint.SESSION_ACTION, {"name": "n"})
     assert session_of(request(range(4), kv_hints=hints)) == "n"
     assert session_of(request(range(4), kv_hints=hints, routing_key="k")) == "k"
 
@@ -652,7 +651,7 @@ def test_session_when_a_policy_would_part_its_turns_then_they_go_to_one_rank_tha
             placer.place(request(range(8), session_id=session), [0, 1])
             assert placer.place(turn, [0, 1]) is None
         (ranks[session],) = {turn.routed_dp_rank for turn in turns}
-        said = kv_hints.payload_of(turns[0].kv_hints, hint.ACTION_TYPE, hint.ACTION_VERSION)
+        said = kv_hints.payload_of(turns[0].kv_hints, hint.ACTION_TYPE)
         assert hint.PrefixHint.from_payload(said).decision.reason is Reason.SESSION
     assert set(ranks.values()) == {0, 1}
     pinned = request(range(8), session_params=SessionParams(id="a"), routed_dp_rank=1 - ranks["a"])

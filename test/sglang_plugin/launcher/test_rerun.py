@@ -20,7 +20,7 @@ from banyan.features.pairs.roles import Role
 from banyan.planner import asked
 from banyan.routing.conversation import conversation_of
 from banyan.routing.headers import PLAN_HEADER, READ_HEADER, SOURCE_HEADER
-from banyan.routing.hint import ACTION_VERSION, NOBODY, READ_ACTION, SESSION_ACTION, SOURCE_ACTION, TEXT
+from banyan.routing.hint import NOBODY, READ_ACTION, SESSION_ACTION, SOURCE_ACTION, TEXT
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.kv_hints import payload_of
 from banyan.sglang_plugin.launcher import rerun, taken_ids
@@ -261,7 +261,7 @@ def test_pair_when_the_router_says_who_reads_then_the_request_carries_it(monkeyp
     for value in ("10.0.0.2:7400 992", "nonsense", ""):
         assert ask(engine, SimpleNamespace(headers={READ_HEADER: value})) == ["right"]
     assert actions(engine.seen[0]) == [READ_ACTION]
-    assert payload_of(engine.seen[0], READ_ACTION, ACTION_VERSION) == {TEXT: "10.0.0.2:7400 992"}
+    assert payload_of(engine.seen[0], READ_ACTION) == {TEXT: "10.0.0.2:7400 992"}
     assert engine.seen[1:] == [None, None]
 
 
@@ -271,7 +271,7 @@ def test_request_when_the_router_names_a_source_then_it_carries_it_and_its_secon
     engine = Engine(["right"], ["right"], ["right"])
     for value in ("10.0.0.2:7400", "none", "nonsense"):
         assert ask(engine, SimpleNamespace(headers={SOURCE_HEADER: value})) == ["right"]
-    payloads = [payload_of(hints, SOURCE_ACTION, ACTION_VERSION) for hints in engine.seen]
+    payloads = [payload_of(hints, SOURCE_ACTION) for hints in engine.seen]
     assert payloads == [{TEXT: "10.0.0.2:7400"}, {TEXT: NOBODY}, None]
     if role is Role.ALONE:
         engine = Engine([DAMAGED], ["right"])
@@ -307,14 +307,14 @@ class Said:
 def test_request_when_its_client_names_a_conversation_by_the_way_then_the_dispatcher_is_told_a_hash(request_, is_named):
     engine = Engine(["right"])
     assert ask(engine, request_) == ["right"]
-    name = payload_of(engine.seen[0], SESSION_ACTION, ACTION_VERSION)
+    name = payload_of(engine.seen[0], SESSION_ACTION)
     assert name == ({"name": conversation_of({"prompt_cache_key": "k"}, {})} if is_named else None)
 
 
 @pytest.mark.parametrize("broken", [{"actions": 1}, {"a": 1}, 7, [7]])
 def test_request_when_its_hints_are_no_envelope_then_it_goes_on_to_sglang_which_refuses_it(broken):
     obj = GenerateReqInput(input_ids=[1], kv_hints=broken)
-    assert rerun._marked(obj, SESSION_ACTION, ACTION_VERSION, {"name": "k"}).kv_hints == broken
+    assert rerun._marked(obj, SESSION_ACTION, {"name": "k"}).kv_hints == broken
     with pytest.raises(ValueError):
         ask(Engine(["right"]), Said({}, **{"x-session-id": "k"}), kv_hints=broken)
 

@@ -39,9 +39,7 @@ class Rank:
     def arrive(self, rid, num_tokens, action=None):
         hints = None
         if action is not None:
-            hint = SimpleNamespace(
-                action_type=asked.ACTION_TYPE, action_version=asked.ACTION_VERSION, payload=asked.payload(action)
-            )
+            hint = SimpleNamespace(action_type=asked.ACTION_TYPE, action_version="1", payload=asked.payload(action))
             hints = SimpleNamespace(actions=[hint])
         req = FakeReq(rid, hints, num_tokens)
         hooks.after_create_generation_req(

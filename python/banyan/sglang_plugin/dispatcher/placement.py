@@ -185,7 +185,7 @@ class Placer:
 
     def _wished(self, req: Any) -> str:
         """The policy that the client names for this request, else the server's."""
-        wish = payload_of(req.kv_hints, hint.POLICY_ACTION, hint.ACTION_VERSION) or {}
+        wish = payload_of(req.kv_hints, hint.POLICY_ACTION) or {}
         name = wish.get("policy")
         return self._policy_name if name is None else str(name)
 
@@ -224,10 +224,5 @@ def _tell(req: Any, found: Found, decision: Decision | None) -> None:
     """Add the hint to what the client may have sent, unless there is nothing to say."""
     if not found.tokens_by_rank and decision is None:
         return
-    req.kv_hints = with_action(
-        req.kv_hints,
-        action_id=f"banyan-{req.rid}",
-        action_type=hint.ACTION_TYPE,
-        action_version=hint.ACTION_VERSION,
-        payload=PrefixHint.from_tokens_by_rank(found.tokens_by_rank, decision).payload(),
-    )
+    told = PrefixHint.from_tokens_by_rank(found.tokens_by_rank, decision)
+    req.kv_hints = with_action(req.kv_hints, hint.ACTION_TYPE, told.payload())

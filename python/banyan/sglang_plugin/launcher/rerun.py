@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import copy
 import logging
-import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
@@ -30,7 +29,7 @@ from banyan.core import LOAD_FAILED
 from banyan.planner import Action, asked
 from banyan.routing.conversation import conversation_of
 from banyan.routing.headers import PLAN_HEADER, READ_HEADER, SOURCE_HEADER
-from banyan.routing.hint import ACTION_VERSION, READ_ACTION, SESSION_ACTION, SOURCE_ACTION, TEXT, ReadHint, SourceHint
+from banyan.routing.hint import READ_ACTION, SESSION_ACTION, SOURCE_ACTION, TEXT, ReadHint, SourceHint
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.kv_hints import with_action
 from banyan.sglang_plugin.launcher import clients, ending, prompt_tokens, taken_ids, tenant_salts
@@ -114,14 +113,14 @@ def _as_asked(obj: Any, request: Any) -> Any:
     if request.headers.get(PLAN_HEADER) == Action.COMPUTE.value:
         return _computed(obj)
     reads = ReadHint.read(request.headers.get(READ_HEADER))
-    obj = obj if reads is None else _marked(obj, READ_ACTION, ACTION_VERSION, {TEXT: reads.text()})
+    obj = obj if reads is None else _marked(obj, READ_ACTION, {TEXT: reads.text()})
     return _with_source(obj, request)
 
 
 def _with_source(obj: Any, request: Any) -> Any:
     """The request, marked with whose arenas have more of its prompt, as a router says."""
     source = SourceHint.read(request.headers.get(SOURCE_HEADER)) if request is not None else None
-    return obj if source is None else _marked(obj, SOURCE_ACTION, ACTION_VERSION, {TEXT: source.text()})
+    return obj if source is None else _marked(obj, SOURCE_ACTION, {TEXT: source.text()})
 
 
 async def _with_session(obj: Any, request: Any) -> Any:
@@ -137,7 +136,7 @@ async def _with_session(obj: Any, request: Any) -> Any:
         with contextlib.suppress(ValueError):
             fields = await request.json()
     name = conversation_of(fields if isinstance(fields, dict) else {}, headers)
-    return obj if name is None else _marked(obj, SESSION_ACTION, ACTION_VERSION, {"name": name})
+    return obj if name is None else _marked(obj, SESSION_ACTION, {"name": name})
 
 
 def _is_load_failure(answer: Any) -> bool:
@@ -152,23 +151,17 @@ def _is_load_failure(answer: Any) -> bool:
 def _computed(obj: Any) -> Any:
     """The request, marked so that nothing is loaded for it. One for a vector carries no marks: it finds as much of its
     prefix as is good, for the record of a damaged page is dropped when it is met."""
-    return _marked(obj, asked.ACTION_TYPE, asked.ACTION_VERSION, asked.payload(Action.COMPUTE))
+    return _marked(obj, asked.ACTION_TYPE, asked.payload(Action.COMPUTE))
 
 
-def _marked(obj: Any, action_type: str, action_version: str, payload: Mapping[str, Any]) -> Any:
+def _marked(obj: Any, action_type: str, payload: Mapping[str, Any]) -> Any:
     """The request with one more hint, of each of its prompts; as it is where its own are no envelope, which SGLang
     refuses."""
     if isinstance(obj, EmbeddingReqInput):
         return obj
 
     def mark(hints: Any) -> KvHintsEnvelope:
-        return with_action(
-            decode_kv_hints_envelope(hints) if hints else None,
-            action_id=f"banyan-{uuid.uuid4().hex}",
-            action_type=action_type,
-            action_version=action_version,
-            payload=payload,
-        )
+        return with_action(decode_kv_hints_envelope(hints) if hints else None, action_type, payload)
 
     hints = obj.kv_hints
     with contextlib.suppress(ValueError):

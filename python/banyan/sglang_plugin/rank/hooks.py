@@ -130,10 +130,10 @@ def _count_placement(counters: Counters, decision: Decision | None, *, is_pinned
 
 
 def _hint_of(hints: Any) -> PrefixHint | None:
-    payload = payload_of(hints, hint.ACTION_TYPE, hint.ACTION_VERSION)
+    payload = payload_of(hints, hint.ACTION_TYPE)
     return None if payload is None else PrefixHint.from_payload(payload)
 
 
 def _asked_of(hints: Any) -> Action | None:
-    payload = payload_of(hints, asked.ACTION_TYPE, asked.ACTION_VERSION)
+    payload = payload_of(hints, asked.ACTION_TYPE)
     return None if payload is None else asked.from_payload(payload)

@@ -24,10 +24,4 @@ class Hinted(Matched):
         """``said``: None of a router that says nothing."""
         self.rid, self.origin_input_ids, self.kv_hints = rid, prompt, None
         if said is not None:
-            self.kv_hints = with_action(
-                None,
-                action_id="of-the-router",
-                action_type=ACTIONS[type(said)],
-                action_version=hint.ACTION_VERSION,
-                payload={hint.TEXT: said.text()},
-            )
+            self.kv_hints = with_action(None, ACTIONS[type(said)], {hint.TEXT: said.text()})

@@ -36,5 +36,5 @@ def source_of(request: str) -> SourceHint | None:
 
 
 def _text(req: Any, action: str) -> object:
-    payload = payload_of(getattr(req, "kv_hints", None), action, hint.ACTION_VERSION)
+    payload = payload_of(getattr(req, "kv_hints", None), action)
     return None if payload is None else payload.get(hint.TEXT)
