@@ -33,7 +33,7 @@ def probe_of(rank_table, *, num_ranks=2, fetches=True, tokens_ahead=0, page_toke
     return PrefixProbe(rank_table, layout=layout, fetches=fetches, tokens_ahead=tokens_ahead)
 
 
-def placer_of(rank_table, *, dispatcher=None, snapshots=(), layout=None):
+def placer_of(rank_table, *, dispatcher, snapshots=(), layout=None):
     return Placer(
         probe_of(rank_table, layout=layout),
         dispatcher,

@@ -223,22 +223,6 @@ def test_unused_when_ranks_have_window_pages_too_then_those_do_not_count():
     assert unused_by_rank([*full, member(4, 1), member(6, 1)], TWO_RANKS, 16) == {0: 0, 1: 960}
 
 
-def test_place_when_no_rank_has_come_yet_then_no_hint():
-    req = request(range(64))
-    placer_of(RankTable.create(2)).place(req, [0, 1])
-    assert req.kv_hints is None and req.routed_dp_rank is None
-
-
-def test_place_when_sglang_chooses_then_only_the_hint_is_added(node):
-    rank_table, ranks = node
-    ranks[1].frame_table.publish(frames(1), page_keys(list(range(16))))
-    req = request(range(64))
-    placer_of(rank_table).place(req, [0, 1])
-    (action,) = req.kv_hints.actions
-    assert action.payload == {"dp_max_kv_len": 16, "dp_max_kv_rank": 1, "server": "this server"}
-    assert req.routed_dp_rank is None
-
-
 def test_place_when_a_rank_holds_the_prefix_then_it_is_named_with_the_reason(node):
     rank_table, ranks = node
     ranks[1].frame_table.publish(frames(1, 2, 3), page_keys(list(range(48))))
@@ -367,6 +351,23 @@ def dispatching(rank_table, monkeypatch, sent, read_snapshots=list, *, tokens_ah
     controller.after_init_dispatcher(None, fake)
     assert verified == ["controller"], "without a hook that is needed nothing may be placed"
     return fake
+
+
+def test_dispatch_when_sglang_chooses_and_no_rank_has_come_yet_then_no_hint(monkeypatch):
+    req, sent = request(range(64)), []
+    dispatching(RankTable.create(2), monkeypatch, sent, policy="sglang").dispatching(req)
+    assert req.kv_hints is None and sent == [None]
+
+
+def test_dispatch_when_sglang_chooses_then_only_the_hint_is_added(node, monkeypatch):
+    rank_table, ranks = node
+    ranks[1].frame_table.publish(frames(1), page_keys(list(range(16))))
+    req, sent = request(range(64)), []
+    fake = dispatching(rank_table, monkeypatch, sent, policy="sglang")
+    fake.dispatching(req)
+    (action,) = req.kv_hints.actions
+    assert action.payload == {"dp_max_kv_len": 16, "dp_max_kv_rank": 1, "server": "id"}
+    assert sent == [None] and fake.banyan_held is None and fake.banyan_watchdog is None
 
 
 @pytest.mark.parametrize("ahead", [0, 1])

@@ -14,11 +14,11 @@ from sglang.srt.utils.watchdog import SubprocessWatchdog
 
 from banyan import _native, faults
 from banyan.config import DEFAULT_PAGE_TOKENS, LEVEL_POLICY, SGLANG_POLICY, Config
-from banyan.routing import POLICIES, Dispatcher, HotRankGuard, NoActiveRank, Policy
+from banyan.routing import POLICIES, Dispatcher, HotRankGuard, NoActiveRank, Policy, Wait
 from banyan.routing.policies import DEFAULT_CHUNK_TOKENS, Level
 from banyan.sglang_plugin import runtime, seams
 from banyan.sglang_plugin.dispatcher.held_back import HeldBack
-from banyan.sglang_plugin.dispatcher.placement import Placer
+from banyan.sglang_plugin.dispatcher.placement import Placer, tell
 from banyan.sglang_plugin.dispatcher.prefix_probe import PrefixProbe
 from banyan.sglang_plugin.dispatcher.rank_watchdog import RankWatchdog
 from banyan.telemetry import SERIES
@@ -41,25 +41,39 @@ def after_init_dispatcher(result: None, controller: Any) -> None:
     config = runtime.config()
     if config is None or not config.looks_up or not runtime.is_on("placement"):
         return
-    rank_table = _rank_table(controller)
-    placer = _placer(config, controller, rank_table)
+    carried = runtime.bookkeeping(controller.server_args)
+    assert carried is not None
+    rank_table = _native.RankTable.open(carried["rank_table"])
+    faults.count_at(rank_table.count_failure)
+    probe = PrefixProbe(
+        rank_table, layout=carried["layout"], fetches=config.fetches, tokens_ahead=carried["tokens_ahead"]
+    )
+    tell_silent = _teller_of_silence(controller, rank_table)
+    if config.policy == SGLANG_POLICY:
+        controller.dispatching = _placing(lambda req: tell(req, probe.look_up(req), None), controller.dispatching)
+    else:
+        _have_placed(controller, config, probe, tell_silent)
+
+
+def _have_placed(controller: Any, config: Config, probe: PrefixProbe, tell_silent: Callable[[int], None]) -> None:
+    """From now on Banyan's policy chooses the ranks."""
+    dispatcher = Dispatcher(
+        controller.max_dp_size,
+        _policy(config.policy),
+        guard=HotRankGuard(config.hot_rank_factor, controller.server_args.page_size or DEFAULT_PAGE_TOKENS),
+        out_of_reach=range(probe.layout.ranks_here.stop, probe.layout.num_ranks),
+    )
+    placer = Placer(
+        probe, dispatcher, policy_name=config.policy, read_snapshots=controller.load_snapshot_reader.read_all
+    )
     dispatch = controller.dispatching
     held_back = HeldBack(placer, dispatch)
 
-    def dispatch_placed(req: Any) -> None:
-        if isinstance(req, TokenizedGenerateReqInput):
-            try:
-                place = placer.place if held_back.has_room else placer.place_anew
-                wait = place(req, controller._active_workers)
-                if wait is not None:
-                    held_back.begin(req, wait)
-                    return
-            except NoActiveRank:
-                # SGLang's own method says so to the client.
-                pass
-            except Exception as error:  # noqa: BLE001 - whatever it is, the request is served as in stock SGLang
-                faults.note("dispatcher.place", error)
-        dispatch(req)
+    def place(req: Any) -> Wait | None:
+        wait = (placer.place if held_back.has_room else placer.place_anew)(req, controller._active_workers)
+        if wait is not None:
+            held_back.begin(req, wait)
+        return wait
 
     faults.hush(placer, "place_check")
     send_check = controller.dispatch_health_check
@@ -68,69 +82,54 @@ def after_init_dispatcher(result: None, controller: Any) -> None:
         placer.place_check(check, controller._active_workers)
         send_check(check)
 
-    controller.dispatching = dispatch_placed
+    def heed(silent: Set[int]) -> None:
+        placer.silent = silent
+        tell_silent(len(silent))
+
+    controller.dispatching = _placing(place, dispatch)
     if not runtime.is_of_a_pair():
         # In a pair the room of a check may name its rank.
         controller.dispatch_health_check = send_check_placed
     controller.banyan_held = held_back
-    controller.banyan_watchdog = RankWatchdog(
-        lambda now_s: placer.unheard_s(now_s, controller._active_workers),
-        _teller_of_silence(controller, rank_table, placer),
-    )
+    controller.banyan_watchdog = RankWatchdog(lambda now_s: placer.unheard_s(now_s, controller._active_workers), heed)
     faults.hush(controller.banyan_watchdog, "look")
 
 
-def _teller_of_silence(controller: Any, rank_table: _native.RankTable, placer: Placer) -> Callable[[Set[int]], None]:
-    """What takes which ranks stand still. ``/metrics`` has it from here: such a rank shows nothing any more, and where
-    ranks step together none does."""
+def _placing(place: Callable[[Any], Wait | None], dispatch: Callable[[Any], None]) -> Callable[[Any], None]:
+    """What ``place`` does with a generation request, and then SGLang, unless it is to wait."""
 
-    def tell(silent: Set[int]) -> None:
-        placer.silent = silent
-        rank_table.set_num_silent(len(silent))
+    def dispatch_placed(req: Any) -> None:
+        if isinstance(req, TokenizedGenerateReqInput):
+            try:
+                if place(req) is not None:
+                    return
+            except NoActiveRank:
+                # SGLang's own method says so to the client.
+                pass
+            except Exception as error:  # noqa: BLE001 - whatever it is, the request is served as in stock SGLang
+                faults.note("dispatcher.place", error)
+        dispatch(req)
 
+    return dispatch_placed
+
+
+def _teller_of_silence(controller: Any, rank_table: _native.RankTable) -> Callable[[int], None]:
+    """What takes how many ranks stand still. ``/metrics`` has it from here: such a rank shows nothing any more, and
+    where ranks step together none does."""
     if not controller.server_args.enable_metrics:
-        return tell
+        return rank_table.set_num_silent
     # Not at the top: the library chooses its storage on import, from what SGLang has put into the environment.
     from prometheus_client import Gauge
 
     series = SERIES["num_silent_ranks"]
     gauge = Gauge(series.name, series.text, multiprocess_mode="mostrecent")
 
-    def tell_and_show(silent: Set[int]) -> None:
-        tell(silent)
-        gauge.set(len(silent))
+    def tell_and_show(num_silent: int) -> None:
+        rank_table.set_num_silent(num_silent)
+        gauge.set(num_silent)
 
     gauge.set(0)
     return tell_and_show
-
-
-def _rank_table(controller: Any) -> _native.RankTable:
-    carried = runtime.bookkeeping(controller.server_args)
-    assert carried is not None
-    rank_table = _native.RankTable.open(carried["rank_table"])
-    faults.count_at(rank_table.count_failure)
-    return rank_table
-
-
-def _placer(config: Config, controller: Any, rank_table: _native.RankTable) -> Placer:
-    carried = runtime.bookkeeping(controller.server_args)
-    assert carried is not None
-    layout = carried["layout"]
-    dispatcher = None
-    if config.policy != SGLANG_POLICY:
-        dispatcher = Dispatcher(
-            controller.max_dp_size,
-            _policy(config.policy),
-            guard=HotRankGuard(config.hot_rank_factor, controller.server_args.page_size or DEFAULT_PAGE_TOKENS),
-            out_of_reach=range(layout.ranks_here.stop, layout.num_ranks),
-        )
-    probe = PrefixProbe(rank_table, layout=layout, fetches=config.fetches, tokens_ahead=carried["tokens_ahead"])
-    return Placer(
-        probe,
-        dispatcher,
-        policy_name=config.policy,
-        read_snapshots=controller.load_snapshot_reader.read_all,
-    )
 
 
 def _policy(name: str) -> Policy:

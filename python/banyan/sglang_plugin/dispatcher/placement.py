@@ -31,16 +31,16 @@ from banyan.sglang_plugin.kv_hints import payload_of, session_of, with_action
 
 
 class Placer:
-    """Gives every generation request a hint and, unless SGLang is to choose, a rank.
+    """Gives every generation request a hint and a rank.
 
-    ``dispatcher`` is None when SGLang's own method chooses. ``read_snapshots`` gives SGLang's load snapshots. Ranks
-    that are ``silent`` get no prompt that may go elsewhere, unless all are; those for vectors are placed by SGLang.
+    ``read_snapshots`` gives SGLang's load snapshots. Ranks that are ``silent`` get no prompt that may go elsewhere,
+    unless all are; those for vectors are placed by SGLang.
     """
 
     def __init__(
         self,
         probe: PrefixProbe,
-        dispatcher: Dispatcher | None,
+        dispatcher: Dispatcher,
         *,
         policy_name: str,
         read_snapshots: Callable[[], Sequence[Any]],
@@ -62,7 +62,7 @@ class Placer:
     def place_check(self, check: Any, active: Sequence[int]) -> None:
         """Name the rank of a check of the server's health, each in turn as SGLang does, and count it: also of a rank
         that nobody asks for anything else it is known whether it stands still."""
-        if self._dispatcher is None or not active:
+        if not active:
             return
         check.routed_dp_rank = active[self._num_checks % len(active)]
         self._num_checks += 1
@@ -77,24 +77,19 @@ class Placer:
         """
         start_ns = time.perf_counter_ns()
         found = self._probe.look_up(req)
-        if self._dispatcher is None:
-            _tell(req, found, None)
-            return None
-        self._read_loads(self._dispatcher)
+        self.read_loads()
         policy_name = self._wished(req)
-        wait = self._wait(self._dispatcher, req, found, active, policy_name)
+        wait = self._wait(req, found, active, policy_name)
         if wait is None:
-            self._choose(self._dispatcher, req, found, active, policy_name, start_ns)
+            self._choose(req, found, active, policy_name, start_ns)
         return wait
 
     def place_anew(self, req: Any, active: Collection[int], *, held_us: int = 0, held_until: str = "") -> None:
         """As ``place``, for a request that was held back: it is not held back again. Raises the same."""
-        assert self._dispatcher is not None
         start_ns = time.perf_counter_ns()
         found = self._probe.look_up(req)
-        self._read_loads(self._dispatcher)
-        name = self._wished(req)
-        self._choose(self._dispatcher, req, found, active, name, start_ns, held_us=held_us, held_until=held_until)
+        self.read_loads()
+        self._choose(req, found, active, self._wished(req), start_ns, held_us=held_us, held_until=held_until)
 
     def look_up(self, req: Any) -> Found:
         """What the ranks hold of its prompt now."""
@@ -102,37 +97,37 @@ class Placer:
 
     def read_loads(self) -> None:
         """Take what the ranks have said since: what follows goes by it."""
-        if self._dispatcher is not None:
-            self._read_loads(self._dispatcher)
+        unused_tokens = self._probe.unused_tokens(time.monotonic())
+        # A rank that says nothing has no more room than the others: it would draw all that is new.
+        least = min(unused_tokens.values(), default=None)
+        for snapshot in self._read_snapshots():
+            unused = unused_tokens.get(snapshot.dp_rank, least)
+            self._dispatcher.reported(snapshot.dp_rank, report_of(snapshot, self._taken_s(snapshot), unused))
+            self._probe.has_room_for(snapshot.dp_rank, snapshot.max_total_num_tokens)
+        for rank, num_tokens in self._probe.read_queue_tokens().items():
+            self._dispatcher.waits_for_reads(rank, num_tokens)
 
     def unheard_s(self, now_s: float, active: Collection[int]) -> dict[int, float]:
-        """By active rank, for how long something sent there is in none of its reports. Empty where SGLang chooses: then
-        nobody counts what was sent."""
-        if self._dispatcher is None:
-            return {}
+        """By active rank, for how long something sent there is in none of its reports."""
         self._dispatcher.forget_all_but(active)
         # Also where nothing was sent: of ranks on other nodes /v1/loads knows what is read here.
-        self._read_loads(self._dispatcher)
+        self.read_loads()
         return self._dispatcher.unheard_s(now_s)
 
     def is_coming(self, req: Any, found: Found, wait: Wait) -> bool:
         """Whether the rank has still to compute what the request waits for, as far as was read."""
-        assert self._dispatcher is not None
         return self._dispatcher.is_pending(_prompt_of(req, found, None), wait)
 
-    def _wait(
-        self, dispatcher: Dispatcher, req: Any, found: Found, active: Collection[int], policy_name: str
-    ) -> Wait | None:
+    def _wait(self, req: Any, found: Found, active: Collection[int], policy_name: str) -> Wait | None:
         if not self._probe.fetches or req.routed_dp_rank is not None or self._probe.layout.steps_together:
             return None
         if _session_rank(req, active) is not None:
             return None
         prompt = _prompt_of(req, found, session_of(req))
-        return dispatcher.wait(prompt, self.heard(active), time.monotonic(), policy=self._policy(policy_name))
+        return self._dispatcher.wait(prompt, self.heard(active), time.monotonic(), policy=self._policy(policy_name))
 
     def _choose(
         self,
-        dispatcher: Dispatcher,
         req: Any,
         found: Found,
         active: Collection[int],
@@ -149,29 +144,18 @@ class Placer:
         if req.routed_dp_rank is None:
             home = _session_rank(req, active)
             if home is None:
-                choice = dispatcher.place(prompt, self.heard(active), now_s, policy=self._policy(policy_name))
+                choice = self._dispatcher.place(prompt, self.heard(active), now_s, policy=self._policy(policy_name))
             else:
-                dispatcher.count(prompt, home, now_s)
+                self._dispatcher.count(prompt, home, now_s)
                 choice = Choice(home, Reason.SESSION)
             req.routed_dp_rank = choice.rank
             elapsed_us = (time.perf_counter_ns() - start_ns) // 1000
             num_hot = len(choice.hot_ranks)
             decision = Decision(policy_name, choice.reason, num_hot, elapsed_us, held_us, held_until)
         elif req.routed_dp_rank in active:
-            dispatcher.count(prompt, req.routed_dp_rank, now_s)
+            self._dispatcher.count(prompt, req.routed_dp_rank, now_s)
         self._probe.sent(req.routed_dp_rank, found)
-        _tell(req, found, decision)
-
-    def _read_loads(self, dispatcher: Dispatcher) -> None:
-        unused_tokens = self._probe.unused_tokens(time.monotonic())
-        # A rank that says nothing has no more room than the others: it would draw all that is new.
-        least = min(unused_tokens.values(), default=None)
-        for snapshot in self._read_snapshots():
-            unused = unused_tokens.get(snapshot.dp_rank, least)
-            dispatcher.reported(snapshot.dp_rank, report_of(snapshot, self._taken_s(snapshot), unused))
-            self._probe.has_room_for(snapshot.dp_rank, snapshot.max_total_num_tokens)
-        for rank, num_tokens in self._probe.read_queue_tokens().items():
-            dispatcher.waits_for_reads(rank, num_tokens)
+        tell(req, found, decision)
 
     def _taken_s(self, snapshot: Any) -> float:
         """On this process's clock, which is never set. That of another node may show any time: what comes from there
@@ -220,8 +204,9 @@ def _prompt_of(req: Any, found: Found, session: str | None) -> Prompt:
     )
 
 
-def _tell(req: Any, found: Found, decision: Decision | None) -> None:
-    """Add the hint to what the client may have sent, unless there is nothing to say."""
+def tell(req: Any, found: Found, decision: Decision | None) -> None:
+    """Add the hint to what the client may have sent, unless there is nothing to say. ``decision``: None where SGLang or
+    the client chooses the rank."""
     if not found.tokens_by_rank and decision is None:
         return
     told = PrefixHint.from_tokens_by_rank(found.tokens_by_rank, decision)

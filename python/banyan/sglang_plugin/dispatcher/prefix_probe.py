@@ -175,7 +175,7 @@ class PrefixProbe:
         """
         if (self._met is None or self._found_nothing) and self._has_news():
             members = [member for member in self._rank_table.members() if member["alive"]]
-            first_shards = [member for member in members if self._is_first_shard(member["slot"])]
+            first_shards = [member for member in members if member["slot"] in self._first_slots]
             # One that stands apart, after an update that failed there alone, does not hide the others.
             namespaces = Counter(member["namespace"] for member in first_shards).most_common(1)
             if namespaces and namespaces[0][0] != self._namespace:
@@ -191,6 +191,3 @@ class PrefixProbe:
     def _has_news(self) -> bool:
         before, self._epochs = self._epochs, self._rank_table.epochs()
         return self._epochs != before
-
-    def _is_first_shard(self, slot: int) -> bool:
-        return slot in self._first_slots
