@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import takewhile
 from typing import Any
@@ -37,8 +37,7 @@ from banyan.planner.stretches import STRETCHES_PER_POOL, least_stretch, splits
 from banyan.planner.victims import CostShares, Leaf, Looks, Walk, at_once
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import prefill
-from banyan.sglang_plugin.rank.evicting.node_demand import NodeDemand
-from banyan.telemetry import Counters, Dropped
+from banyan.sglang_plugin.rank.one_rank import Rank
 
 logger = logging.getLogger("banyan")
 
@@ -71,20 +70,7 @@ def after_init_cache_linker(result: None, cache: Any, linker: Any) -> None:
     allocator = cache.token_to_kv_pool_allocator
     allocator.is_copying_down = lambda: (write_back := linker.writes_back) is not None and write_back.is_copying
     allocator.least_evicted_tokens = at_once(linker.num_frames) * cache.page_size
-    cache.banyan_victims = VictimChoice(
-        cache.tree_core,
-        copies_of=linker.cache.copies_of,
-        shares=CostShares(linker.move_share, time.monotonic),
-        demand=linker.demand,
-        counters=linker.counters,
-        dropped=linker.dropped,
-        page_tokens=cache.page_size,
-        num_frames=linker.num_frames,
-        kept=linker.kept_in_pool,
-        ends=linker.ends_in_pool,
-        has_enough=lambda: allocator.has_what_it_needs,
-        writes_back=lambda: linker.writes_back,
-    )
+    cache.banyan_victims = VictimChoice(cache, linker)
 
 
 def chosen_policy() -> str | None:
@@ -117,48 +103,23 @@ def around_load_back(load_back: Callable[..., Any], wrapper: Any, req: Any) -> A
 
 
 class VictimChoice:
-    """Stands between SGLang's cache and its tree core while a walk runs.
+    """Stands between SGLang's cache and its tree core while a walk runs: the core's three steps of a walk are replaced
+    on that object."""
 
-    Args:
-        core: the tree core; its three steps of a walk are replaced on this object.
-        copies_of: where else the pages of keys lie.
-        shares: what a page costs to have again.
-        num_frames: of the rank's pool.
-        kept: keys of pages that go last; ``ends``: those with which a prefix ends that is kept. They change.
-        has_enough: whether nothing that is kept has to go.
-        writes_back: what takes last copies down when they go, if anything does.
-    """
-
-    def __init__(
-        self,
-        core: Any,
-        *,
-        copies_of: Callable[[list[str]], list[SourceKind | None]],
-        shares: CostShares,
-        demand: NodeDemand,
-        counters: Counters,
-        dropped: Dropped,
-        page_tokens: int,
-        num_frames: int,
-        kept: Container[str],
-        ends: Container[str],
-        has_enough: Callable[[], bool],
-        writes_back: Callable[[], WriteBack | None],
-    ) -> None:
-        self._core = core
-        self._kept, self._ends, self._has_enough = kept, ends, has_enough
-        self._writes_back = writes_back
+    def __init__(self, cache: Any, rank: Rank) -> None:
+        self._core = core = cache.tree_core
+        self._allocator = cache.token_to_kv_pool_allocator
+        self._page_tokens = cache.page_size
+        self._kept, self._ends = rank.kept_in_pool, rank.ends_in_pool
+        self._writes_back: Callable[[], WriteBack | None] = lambda: rank.writes_back
         self._write_back: WriteBack | None = None
         self._spared: list[Any] = []
         self._has_spared_gone = False
-        self._copies_of = copies_of
-        self._shares = shares
-        self._demand = demand
-        self._counters = counters
-        self._dropped = dropped
-        self._page_tokens = page_tokens
-        self._stretch_pages = least_stretch(num_frames)
-        self._least_tokens = at_once(num_frames) * page_tokens
+        self._copies_of = rank.cache.copies_of
+        self._shares = CostShares(rank.move_share, time.monotonic)
+        self._demand, self._counters, self._dropped = rank.demand, rank.counters, rank.dropped
+        self._stretch_pages = least_stretch(rank.num_frames)
+        self._least_tokens = at_once(rank.num_frames) * self._page_tokens
         self._stretches: set[int] = set()
         self._theirs = (core.evict_device_start, core.evict_device_next_node, core.evict_device_end)
         self._start, self._next, self._end = map(runtime.STOPWATCH.elsewhere, self._theirs)
@@ -229,7 +190,7 @@ class VictimChoice:
             self._has_spared_gone = False
             self._begin_again()
             self._chosen = self._walk.choose()
-        is_short = tracker.get(component, 0) < self._num_asked and not self._has_enough()
+        is_short = tracker.get(component, 0) < self._num_asked and not self._allocator.has_what_it_needs
         if self._chosen is None and self._spared and is_short:
             return self._next_spared()
         if self._chosen is None:
