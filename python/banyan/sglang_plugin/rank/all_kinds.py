@@ -4,12 +4,12 @@ Scheduler thread only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from banyan.arena.page_source import Worth
 from banyan.sglang_plugin.pools.kind_pools import KindPools
 from banyan.sglang_plugin.pools.quarantine import OwnPages
-from banyan.sglang_plugin.rank.kind import Kind, Places, RankSetup
+from banyan.sglang_plugin.rank.kind import Kind, RankSetup
 from banyan.sglang_plugin.rank.tier import HostTier
 from banyan.sglang_plugin.rank.window_kind import WindowKind, capped
 
@@ -106,11 +106,6 @@ class Kinds:
 
     # ---- life --------------------------------------------------------------------------------------------------
 
-    def wait_for_copies(self) -> None:
-        """Nothing that was published is still on its way down."""
-        for kind in self:
-            kind.access.wait_for_copies()
-
     def leave(self) -> None:
         """Leave all places.
 
@@ -121,11 +116,6 @@ class Kinds:
             kind.leave_tier()
             kind.pools.allocator.wait_for_readers()
             kind.leave()
-
-    @property
-    def rejoins(self) -> list[Callable[[], Places]]:
-        """What takes the places of each kind again, under the namespace of weights that have just changed."""
-        return [kind.join for kind in self]
 
     def withdraw(self) -> None:
         """Forget every page below the pools, and withdraw those in them: SGLang keeps them.
@@ -139,32 +129,7 @@ class Kinds:
             kind.pools.allocator.wait_for_readers()
             kind.withdraw()
 
-    def note_change(self, change: str) -> None:
-        """From the next ``join`` on, share with the ranks whose weights have gone through the same."""
-        for kind in self:
-            kind.note_change(change)
-
-    def note_content(self, digest: str) -> None:
-        """From the next ``join`` on, share with whoever has weights of this digest."""
-        for kind in self:
-            kind.note_content(digest)
-
-    def meet_again(self) -> None:
-        """All weights are about to be loaded: what they have gone through before does not count."""
-        for kind in self:
-            kind.meet_again()
-
     def empty(self) -> None:
         """Forget every page below the pools."""
         for kind in self:
             kind.empty()
-
-    def close_tiers(self) -> None:
-        """Leave the arena for good."""
-        for kind in self:
-            kind.leave_tier(for_good=True)
-
-    def close(self) -> None:
-        """Leave for good."""
-        for kind in self:
-            kind.close()

@@ -245,7 +245,8 @@ class Rank:
             RuntimeError: when a peer does not stop reading the old pages.
         """
         # First: they have changed, whether or not the old pages can be left.
-        self.kinds.note_change(change)
+        for kind in self.kinds:
+            kind.note_change(change)
         self._quiesce()
         self.demand.weights_changed()
         self.kinds.leave()
@@ -256,11 +257,12 @@ class Rank:
         self._quiesce()
         self.kinds.leave()
         # Now only: pages that cannot be left are not to have that name.
-        self.kinds.note_content(digest)
+        for kind in self.kinds:
+            kind.note_content(digest)
         self._move()
 
     def _move(self) -> None:
-        self.cache.move_to(self.kinds.rejoins)
+        self.cache.move_to([kind.join for kind in self.kinds])
         if self._allocator.available_size() < self._allocator.num_pages * self.page_tokens:
             self.hold_back("the weights changed while pages of the old ones were in use")
         else:
@@ -295,7 +297,8 @@ class Rank:
     def meet_again(self) -> None:
         """All weights are about to be loaded: what they have gone through before does not count."""
         self.is_apart = self.may_be_stale = False
-        self.kinds.meet_again()
+        for kind in self.kinds:
+            kind.meet_again()
 
     def withdraw(self) -> None:
         """Lend nothing any more of what this rank holds now, above and below: it was to go, and SGLang cannot let it go
@@ -314,7 +317,8 @@ class Rank:
         self.cache.quiesce()
         for attachment in self.attachments:
             attachment.quiesce()
-        self.kinds.wait_for_copies()
+        for kind in self.kinds:
+            kind.access.wait_for_copies()
         self.cache.poll()
 
     def _empty(self) -> None:
@@ -327,9 +331,11 @@ class Rank:
 
     def _close(self) -> None:
         self._quiesce()
-        self.kinds.close_tiers()
+        for kind in self.kinds:
+            kind.leave_tier(for_good=True)
         self.cache.reset()
-        self.kinds.close()
+        for kind in self.kinds:
+            kind.close()
 
     # ---- what it tells -----------------------------------------------------------------------------------------
 
