@@ -32,7 +32,7 @@ from banyan.sglang_plugin.rank.reporting.arena_events import events_for
 from banyan.sglang_plugin.rank.reporting.figures import RankFigures
 from banyan.sglang_plugin.rank.reporting.line_report import LineReport
 from banyan.sglang_plugin.rank.shards import Shards
-from banyan.telemetry import Counters, Dropped, NodeReuse, Pseudonyms
+from banyan.telemetry import Counters, Dropped, LayerClock, NodeReuse, Pseudonyms
 
 logger = logging.getLogger("banyan")
 
@@ -152,15 +152,17 @@ def _keep_time(
         token_bytes = sum(kind.block.block_bytes for kind in kinds) // setup.page_tokens
         times.step_together(allocators, planner, token_bytes=token_bytes, is_whole_rank=shards.is_one)
     planner.writes = WritePause(*(kind.store for kind in kinds if kind.store is not None))
-    layer_wait = times.time_layers(
-        cache,
-        planner,
-        full.access,
+    timer = full.access.time_layers(pools.num_layers, planner.forward_took)
+    clock = LayerClock(
         num_layers=pools.num_layers,
-        # A draft's layers lie behind the model's in a page.
-        num_page_layers=pools.num_layers if kinds.beside else len(full.block.layer_bytes),
         counters=setup.counters,
+        clock=time.perf_counter_ns,
+        # Where the device has a clock of its own, the ticks are launches: what they time is no lesson.
+        ended=planner.forward_ended if timer is None else None,
     )
+    # A draft's layers lie behind the model's in a page.
+    num_page_layers = pools.num_layers if kinds.beside else len(full.block.layer_bytes)
+    layer_wait = LayerWait(cache, clock, planner, pools.num_layers, num_page_layers, timer)
     for waiting in pools.waiting:
         # SGLang tells the pool of keys and values alone whom to wait for.
         waiting.register_layer_transfer_counter(layer_wait)

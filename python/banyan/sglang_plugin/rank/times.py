@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a linker sets up about time: who measures its forwards, what it may move where all ranks step together, and what
-Banyan itself takes of the scheduler thread."""
+"""What a rank sets up about time: what it may move where all ranks step together, how long it waits for what readers
+hold, and what Banyan itself takes of the scheduler thread."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,34 +11,10 @@ from banyan.cache import PrefixCache
 from banyan.pacing.lockstep import most_moved_tokens
 from banyan.planner import RequestFacts
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.pools.access import PoolAccess
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.rank import prefill
-from banyan.sglang_plugin.rank.layer_wait import LayerWait
 from banyan.sglang_plugin.rank.planning import RankPlanner
 from banyan.sglang_plugin.rank.shards import Shards
-from banyan.telemetry import Counters, LayerClock
-
-
-def time_layers(
-    cache: PrefixCache[RequestFacts],
-    planner: RankPlanner,
-    access: PoolAccess,
-    *,
-    num_layers: int,
-    num_page_layers: int,
-    counters: Counters,
-) -> LayerWait:
-    """What SGLang's pools call before they read a layer; it measures layers for the planner."""
-    timer = access.time_layers(num_layers, planner.forward_took)
-    clock = LayerClock(
-        num_layers=num_layers,
-        counters=counters,
-        clock=time.perf_counter_ns,
-        # Where the device has a clock of its own, the ticks are launches: what they time is no lesson.
-        ended=planner.forward_ended if timer is None else None,
-    )
-    return LayerWait(cache, clock, planner, num_layers, num_page_layers, timer)
 
 
 def step_together(
