@@ -16,6 +16,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +33,6 @@ from banyan.sglang_plugin.launcher import tried_tree
 TURNED_ON = "--enable-banyan"
 
 
-class _Notes(logging.Handler):
-    """Keeps what Banyan warns of."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage().removeprefix("banyan: "))
-
-
 def _is_in_file(arguments: Sequence[str]) -> bool:
     """Whether the file of flags that they name turns Banyan on. What is wrong with it SGLang says."""
     # SGLang passes over one that is joined to its file by "=".
@@ -57,7 +47,8 @@ def _is_in_file(arguments: Sequence[str]) -> bool:
 def examine(arguments: Sequence[str]) -> dict[str, Any]:
     """What is refused (by Banyan), what has failed (in SGLang), what would be set, and what is worth knowing."""
     load_plugins()
-    logger, notes, printed = logging.getLogger("banyan"), _Notes(), io.StringIO()
+    logger, notes, printed = logging.getLogger("banyan"), BufferingHandler(sys.maxsize), io.StringIO()
+    notes.setLevel(logging.WARNING)
     said: dict[str, Any] = {"refused": [], "failed": [], "is_off": False, "settled": {}, "choices": None, "store": []}
     try:
         words = flags_in_environment()
@@ -82,7 +73,7 @@ def examine(arguments: Sequence[str]) -> dict[str, Any]:
         said["failed"] = [f"{type(error).__name__}: {error}".replace("\n", " ")]
     finally:
         logger.removeHandler(notes)
-    return {**said, "notes": notes.lines}
+    return {**said, "notes": [note.getMessage().removeprefix("banyan: ") for note in notes.buffer]}
 
 
 def _settled(server_args: ServerArgs) -> dict[str, Any]:
