@@ -206,6 +206,6 @@ def test_draft_when_pages_outlive_the_server_then_it_is_told_by_its_weights(monk
     monkeypatch.setattr(rig.identity, "weights_digest", lambda config, path, revision: f"weights of {path}")
     config = Config(min_fetch_tokens=4, host_gb=0.01, store=(str(tmp_path),), store_gb=1.0)
     rank, *_ = make_rank(monkeypatch, _native.RankTable.create(4), 0, config, make_pool=heads_and_draft)
-    namespace = rank.kinds.full._namespace()
+    namespace = rank.kinds.full.namespace()
     rank.close()
     assert namespace.draft[:2] == ("EAGLE", "weights of a-draft") and namespace.weights_sha256 == "weights of a-model"

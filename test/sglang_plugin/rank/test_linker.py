@@ -342,7 +342,7 @@ def test_weights_when_they_have_changed_then_what_was_asked_for_before_could_not
 
 def test_page_when_it_was_computed_by_another_release_of_sglang_then_it_is_another_page(ranks, monkeypatch):
     _, ((owner, *_), (peer, *_)) = ranks
-    assert owner.kinds.full._namespace() == peer.kinds.full._namespace()
+    assert owner.kinds.full.namespace() == peer.kinds.full.namespace()
     monkeypatch.setattr(identity.importlib.metadata, "version", lambda package: f"{package} of tomorrow")
     of_tomorrow, *_ = make_rank(monkeypatch, _native.RankTable.create(4), 0, Config(min_fetch_tokens=PAGE))
     digests = [one.kinds.full._namespace_digest() for one in (owner, of_tomorrow)]

@@ -190,7 +190,7 @@ def test_page_when_freed_while_a_peer_copies_it_then_it_comes_back_after_the_cop
 
 
 def test_rank_when_it_has_started_then_the_dispatcher_knows_its_pages_and_what_its_allocations_waited(ranks):
-    assert ranks[0].linker.kinds.full._rank_table.page_tokens == PAGE
+    assert ranks[0].linker.kinds.full.rank_table.page_tokens == PAGE
     ranks[0].pages.wait_us = 7
     assert ranks[0].linker.counters_now().alloc_wait_us == 7
 

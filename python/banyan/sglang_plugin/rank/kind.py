@@ -41,7 +41,7 @@ from banyan.sglang_plugin.rank.arena_memory import Arena
 from banyan.sglang_plugin.rank.arena_part import ArenaPart
 from banyan.sglang_plugin.rank.identity import Identity
 from banyan.sglang_plugin.rank.own_slots import agree_on_page_tokens, member_slots_of
-from banyan.sglang_plugin.rank.points import Points, Site
+from banyan.sglang_plugin.rank.points import Points
 from banyan.sglang_plugin.rank.reporting.arena_events import ArenaEvents
 from banyan.sglang_plugin.rank.reporting.residency_report import ResidencyReport
 from banyan.sglang_plugin.rank.store_access import make_admission, make_budget, open_store
@@ -109,11 +109,11 @@ class Kind:
         self.member_slots = pools.member_slots(member_slots_of(rank.carried["layout"], (pools.pool, *pools.drafts)))
         self.tier: HostTier | None = None
         self.store: PageStore | None = None
-        self._rank_table = _native.RankTable.open(rank.carried["rank_table"])
+        self.rank_table = _native.RankTable.open(rank.carried["rank_table"])
         agree_on_page_tokens(
-            self._rank_table, rank.page_tokens, asked=args.page_size, is_first=self.member_slots.own == 0
+            self.rank_table, rank.page_tokens, asked=args.page_size, is_first=self.member_slots.own == 0
         )
-        self.residency_report = ResidencyReport(self._rank_table, self.member_slots, rank.page_tokens)
+        self.residency_report = ResidencyReport(self.rank_table, self.member_slots, rank.page_tokens)
         part = ArenaPart(
             config=config,
             member_slots=self.member_slots,
@@ -125,16 +125,7 @@ class Kind:
         arena = part.open(self._namespace_digest)
         self.access = self._open_access(shared, arena)
         self._arena = part.known_to(self.access, arena)
-        site = Site(
-            config=config,
-            member_slots=self.member_slots,
-            rank_table=self._rank_table,
-            block=self.block,
-            pool=pools.pool,
-            num_kv_heads=rank.carried.get("num_kv_heads", 0),
-            namespace=self._namespace,
-        )
-        made = [make(site) for make in rank.points.sources] if self._arena is not None else []
+        made = [make(self) for make in rank.points.sources] if self._arena is not None else []
         self._sources = [one for one in made if one is not None]
         self.pages = self._make_pages(*self.join())
 
@@ -174,6 +165,11 @@ class Kind:
     @property
     def config(self) -> Config:
         return self._rank.config
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Of the model, over all shards; 0 where that is not known."""
+        return int(self._rank.carried.get("num_kv_heads", 0))
 
     @property
     def weights_name(self) -> str:
@@ -220,7 +216,7 @@ class Kind:
         have memory now."""
         if self.member_slots.is_keeper:
             return 0 if self._arena is None else self._arena.num_frames
-        members, keeper = self._rank_table.members(), self.member_slots.arenas[0]
+        members, keeper = self.rank_table.members(), self.member_slots.arenas[0]
         return sum(member["num_frames"] for member in members if member["slot"] == keeper)
 
     def _has_part(self, arena: Arena | None) -> bool:
@@ -236,7 +232,7 @@ class Kind:
     def join(self) -> Places:
         """Take the places, at first or again, under the namespace of the present weights."""
         config, pools, namespace = self.config, self.pools, self._namespace_digest()
-        frame_table, peers = self.access.join(self._rank_table, self.member_slots, namespace)
+        frame_table, peers = self.access.join(self.rank_table, self.member_slots, namespace)
         self.residency_report.joined(namespace)
         num_parts = self.member_slots.num_parts
         if config.store and self.member_slots.is_keeper and self.store is None:
@@ -253,12 +249,12 @@ class Kind:
         if self.store is not None:
             writable = WritableStore(self.store, make_admission(config, self._budget))
         place = TierPlace(
-            rank_table=self._rank_table,
+            rank_table=self.rank_table,
             member_slots=self.member_slots,
             namespace=namespace,
             arena=self._arena,
             peers=self.access.arena_peers(
-                self._rank_table, self.member_slots, namespace, self.block, self._arena.memory
+                self.rank_table, self.member_slots, namespace, self.block, self._arena.memory
             ),
             layers_per_read=layers_per_read(config.store_layers_per_read, self.block.layer_bytes),
             link_bytes_per_s=self.access.link_bytes_per_s,
@@ -346,7 +342,7 @@ class Kind:
 
     def count_failure(self) -> None:
         """Something of Banyan's has failed in this process."""
-        self._rank_table.count_failure()
+        self.rank_table.count_failure()
 
     def count(self, counters: Counters) -> None:
         """Bring this rank's counters up to date."""
@@ -355,12 +351,12 @@ class Kind:
 
     def figures(self) -> dict[str, Any]:
         """What changes of this kind's places, for ``/metrics`` and ``/server_info``."""
-        members, pools = self._rank_table.members(), self.member_slots.with_peers
+        members, pools = self.rank_table.members(), self.member_slots.with_peers
         figures = {
             "num_published_pages": self.pages.frame_table.num_published,
             "num_quarantined_pages": self.pages.frame_table.num_quarantined,
             "num_ranks": len(pools),
-            "num_failures": self._rank_table.num_failures,
+            "num_failures": self.rank_table.num_failures,
             "num_live_ranks": sum(member["alive"] for member in members if member["slot"] in pools),
             "peers": [member for member in members if member["slot"] in self.member_slots.peers],
             **(self.tier.state() if self.tier is not None else {}),
@@ -382,7 +378,7 @@ class Kind:
         return {
             **self.figures(),
             # The dispatcher shows it in /metrics: a rank that stands still shows nothing.
-            "num_silent_ranks": self._rank_table.num_silent,
+            "num_silent_ranks": self.rank_table.num_silent,
             "dp_rank": self.member_slots.dp_rank,
             "shard": self.member_slots.shard,
             "member_slot": self.member_slots.own,
@@ -393,9 +389,10 @@ class Kind:
         }
 
     def _namespace_digest(self) -> bytes:
-        return self._namespace().digest()
+        return self.namespace().digest()
 
-    def _namespace(self) -> Namespace:
+    def namespace(self) -> Namespace:
+        """Of the present weights."""
         return self._identity.namespace(
             self._page,
             page_tokens=self._rank.page_tokens,

@@ -17,8 +17,6 @@ from banyan.arena.partner import Partner
 from banyan.arena.prefetch import Prefetch
 from banyan.arena.residency import Residency
 from banyan.arena.store_tier import StoreTier
-from banyan.config import Config
-from banyan.layout import BlockGeometry, MemberSlots, Namespace
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.kind_pools import RankPools, TakeApart, whole_pool
 from banyan.telemetry import Counters
@@ -26,20 +24,6 @@ from banyan.telemetry import Counters
 if TYPE_CHECKING:
     from banyan.sglang_plugin.rank.kind import Kind
     from banyan.sglang_plugin.rank.one_rank import Rank
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """Where a kind of pages is kept, for as long as the rank lives. ``num_kv_heads``: of the model, over all shards; 0
-    where that is not known. ``namespace``: of the present weights."""
-
-    config: Config
-    member_slots: MemberSlots
-    rank_table: _native.RankTable
-    block: BlockGeometry
-    pool: Any
-    num_kv_heads: int
-    namespace: Callable[[], Namespace]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +98,7 @@ class Points:
 
     Attributes:
         kinds: each looks at the pools that SGLang has built.
-        sources: each makes, for a kind of pages with an arena, what opens sources; or None.
+        sources: each makes, for a kind of pages with an arena, what opens sources; or None. It has not joined yet.
         partner: who has a part in requests beside this rank, for a kind of pages.
         attach: each is given the rank that was put together.
         owners: who asks whose pages are whose, for all kinds of pages.
@@ -123,7 +107,7 @@ class Points:
     """
 
     kinds: list[TakeApart] = field(default_factory=list)
-    sources: list[Callable[[Site], SourceAccess | None]] = field(default_factory=list)
+    sources: list[Callable[[Kind], SourceAccess | None]] = field(default_factory=list)
     partner: Callable[[Kind], Partner] = lambda kind: Partner()
     attach: list[Callable[[Rank], Attachment]] = field(default_factory=list)
     owners: Owners = field(default_factory=Owners)

@@ -30,11 +30,12 @@ STORE, NODES = Source(), Source()
 
 def access_of(folder, size, shard, *, num_kv_heads=NUM_HEADS, num_pool_heads=None, has_heads=True, **other):
     namespace = namespace_of(size, shard)
+    pool = SimpleNamespace(**({"head_num": num_pool_heads or max(1, NUM_HEADS // size)} if has_heads else {}))
     return OtherSizes(
         SimpleNamespace(
             config=Config(store=(str(folder),)),
             block=block_of(namespace),
-            pool=SimpleNamespace(**({"head_num": num_pool_heads or max(1, NUM_HEADS // size)} if has_heads else {})),
+            pools=SimpleNamespace(pool=pool),
             num_kv_heads=num_kv_heads,
             namespace=lambda: replace(namespace, **other),
         )
@@ -141,9 +142,10 @@ def test_cpu_when_there_are_more_shards_than_heads_then_they_have_other_heads_th
 
 
 def test_server_when_its_store_is_not_of_files_or_it_has_none_then_nothing_is_added(rank):
-    site = SimpleNamespace(namespace=lambda: ONE, block=None, pool=SimpleNamespace(head_num=4), num_kv_heads=4)
+    pools = SimpleNamespace(pool=SimpleNamespace(head_num=4))
+    kind = SimpleNamespace(namespace=lambda: ONE, block=None, pools=pools, num_kv_heads=4)
     parts = SimpleNamespace(files=None, store=STORE)
-    assert OtherSizes(site).sources(parts, [STORE, NODES]) == [STORE, NODES]
+    assert OtherSizes(kind).sources(parts, [STORE, NODES]) == [STORE, NODES]
     points = Points()
     register(points)
     assert points.sources[0](SimpleNamespace(config=Config())) is None

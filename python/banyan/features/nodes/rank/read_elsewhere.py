@@ -20,18 +20,19 @@ from banyan.features.nodes.dual_path import DualPath, Part
 from banyan.features.nodes.rank import said
 from banyan.features.nodes.rank.node_access import NodeAccess
 from banyan.sglang_plugin.rank import requests
+from banyan.sglang_plugin.rank.kind import Kind
 from banyan.sglang_plugin.rank.one_rank import Rank
-from banyan.sglang_plugin.rank.points import Attachment, Points, Site
+from banyan.sglang_plugin.rank.points import Attachment, Points
 
 
 def register(points: Points) -> None:
     opened: list[NodeAccess] = []
 
-    def open_access(site: Site) -> NodeAccess | None:
-        if not site.config.deals_with_nodes:
+    def open_access(kind: Kind) -> NodeAccess | None:
+        if not kind.config.deals_with_nodes:
             return None
         opened.append(
-            NodeAccess(site.config, member_slots=site.member_slots, rank_table=site.rank_table, block=site.block)
+            NodeAccess(kind.config, member_slots=kind.member_slots, rank_table=kind.rank_table, block=kind.block)
         )
         return opened[-1]
 

@@ -19,7 +19,8 @@ from banyan.features.resharding.heads import Piece, heads_of, pieces, rows_of, s
 from banyan.features.resharding.rank.stored_shards import Division, Shape, StoredShards
 from banyan.layout import BlockGeometry, Namespace
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.rank.points import Points, Site, SourceAccess, TierParts
+from banyan.sglang_plugin.rank.kind import Kind
+from banyan.sglang_plugin.rank.points import Points, SourceAccess, TierParts
 
 logger = logging.getLogger("banyan")
 
@@ -31,14 +32,14 @@ TROUBLES = ("checksum_failures", "read_errors", "stalls")
 
 
 def register(points: Points) -> None:
-    points.sources.append(lambda site: OtherSizes(site) if site.config.store else None)
+    points.sources.append(lambda kind: OtherSizes(kind) if kind.config.store else None)
 
 
 class OtherSizes(SourceAccess):
     """One rank's access to them."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
         self._sizes: list[int] = []
         self._stores: list[Store] = []
         self._troubles: Counter[str] = Counter()
@@ -46,11 +47,11 @@ class OtherSizes(SourceAccess):
 
     def sources(self, parts: TierParts, nearer: Sequence[Source]) -> list[Source]:
         """Behind the rank's own store what other sizes have in it."""
-        sources, site = list(nearer), self._site
+        sources, kind = list(nearer), self._kind
         divisions: list[Division] = []
         try:
             if parts.files is not None:
-                divisions += self._divisions(parts.files, site.namespace())
+                divisions += self._divisions(parts.files, kind.namespace())
         except (OSError, ValueError) as error:
             logger.warning("banyan: what was stored with another --tp is not read: %s", error)
         self._sizes = [division.size for division in divisions]
@@ -58,19 +59,19 @@ class OtherSizes(SourceAccess):
         self._stores = [store for division in divisions for _, store in division.shards]
         if parts.store is not None and divisions:
             logger.info("banyan: pages that were stored with attention TP %s are found, too", self._sizes)
-            own = Shape(site.block, site.pool.head_num, divisions[0].shape.num_rows)
+            own = Shape(kind.block, kind.pools.pool.head_num, divisions[0].shape.num_rows)
             source = StoredShards(divisions, shape=own, prefetch=parts.prefetch, counters=parts.counters)
             sources.insert(sources.index(parts.store) + 1, source)
         return sources
 
     def _divisions(self, files: Store, namespace: Namespace) -> Iterator[Division]:
-        num_heads, own_size, num_rows = self._site.num_kv_heads, namespace.attn_tp_size, rows_of(namespace)
+        num_heads, own_size, num_rows = self._kind.num_kv_heads, namespace.attn_tp_size, rows_of(namespace)
         if not num_heads or not num_rows or namespace.weights_epoch:
             return
         # On a CPU SGLang divides heads over more shards than there are by adding some.
         possible = sizes(num_heads, MOST_SHARDS if runtime.is_on_gpu() else num_heads)
         own = heads_of(num_heads, own_size, namespace.attn_tp_rank)
-        if own_size not in possible or len(own) != self._site.pool.head_num:
+        if own_size not in possible or len(own) != self._kind.pools.pool.head_num:
             return
         for size in possible:
             needed = list(pieces(num_heads, own, size))
@@ -83,7 +84,7 @@ class OtherSizes(SourceAccess):
     ) -> Division | None:
         """None where one of its shards has stored nothing."""
         shards: list[tuple[Piece, Store]] = []
-        num_own, num_theirs = self._site.pool.head_num, needed[0].num_theirs
+        num_own, num_theirs = self._kind.pools.pool.head_num, needed[0].num_theirs
         page = tuple(
             tuple((name, num_bytes // num_own * num_theirs) for name, num_bytes in parts) for parts in namespace.page
         )
