@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the memory of a part comes from, by who else is going to know it."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from banyan.arena.sizing import COMMITTED_POOLS, GROWING_POOLS
 from banyan.config import Config
 from banyan.layout import BlockGeometry, Layout, MemberSlots
-from banyan.sglang_plugin.rank.arena_part import ArenaPart
+from banyan.sglang_plugin.rank.arena_part import open_part
 
 BLOCK = BlockGeometry(((2048, 2048),) * 2)
 POOL_BYTES = 32 * BLOCK.frame_bytes
@@ -23,14 +25,13 @@ LAYOUT = Layout(dp=1, attn_dp=1, attn_cp=1, attn_tp=1)
     ],
 )
 def test_part_when_nixl_is_going_to_register_it_then_all_of_it_has_memory_from_the_start(flags, num_pools):
-    part = ArenaPart(
+    kind = SimpleNamespace(
         config=Config(secret_file="secret", **flags),
         member_slots=MemberSlots(LAYOUT, 0, 0),
         block=BLOCK,
-        share=1.0,
-        pool_bytes=POOL_BYTES,
+        pools=SimpleNamespace(share=1.0),
         is_on_host=True,
     )
-    arena = part.open(lambda: b"")
+    arena = open_part(kind, POOL_BYTES)
     assert arena.memory.num_bytes == num_pools * POOL_BYTES
     assert (arena.growth is None) == (num_pools == COMMITTED_POOLS)
