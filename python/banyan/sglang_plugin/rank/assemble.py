@@ -29,10 +29,9 @@ from banyan.sglang_plugin.rank.one_rank import RankParts
 from banyan.sglang_plugin.rank.planning import RankPlanner
 from banyan.sglang_plugin.rank.publication import Publication
 from banyan.sglang_plugin.rank.reporting.arena_events import events_for
-from banyan.sglang_plugin.rank.reporting.figures import RankFigures
 from banyan.sglang_plugin.rank.reporting.line_report import LineReport
 from banyan.sglang_plugin.rank.shards import Shards
-from banyan.telemetry import Counters, Dropped, LayerClock, NodeReuse, Pseudonyms
+from banyan.telemetry import Counters, Dropped, LayerClock, NodeReuse
 
 logger = logging.getLogger("banyan")
 
@@ -94,18 +93,8 @@ def assemble(
         demand=demand,
         dropped=dropped,
         lines=LineReport(setup.counters, setup.page_tokens, tells_text=config.tells_lines),
-        figures=RankFigures(
-            kinds=kinds,
-            planner=planner,
-            demand=demand,
-            reuse=reuse,
-            dropped=dropped,
-            counters=setup.counters,
-            page_tokens=setup.page_tokens,
-            began_s=began_s,
-            pseudonyms=Pseudonyms(carried["server"]),
-            tenants=str(carried.get("tenants", "")),
-        ),
+        reuse=reuse,
+        began_s=began_s,
     )
 
 

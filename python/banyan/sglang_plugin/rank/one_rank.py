@@ -40,7 +40,7 @@ from banyan.sglang_plugin.rank.reporting.line_report import LineReport
 from banyan.sglang_plugin.rank.reporting.page_tokens import PageEvent
 from banyan.sglang_plugin.rank.reporting.store_events import StoreEvents
 from banyan.sglang_plugin.rank.shards import Shards
-from banyan.telemetry import Counters, Dropped, Why
+from banyan.telemetry import Counters, Dropped, NodeReuse, Why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +57,9 @@ class RankParts:
     layer_wait: LayerWait
     demand: NodeDemand
     dropped: Dropped
-    figures: RankFigures
+    reuse: NodeReuse
     lines: LineReport
+    began_s: float
 
 
 class Rank:
@@ -87,7 +88,7 @@ class Rank:
         self.page_tokens = parts.setup.page_tokens
         self._access, self._allocator = self.kinds.full.access, self.kinds.full.pools.allocator
         self._planner, self._shards = parts.planner, parts.shards
-        self._publication, self._figures, self._lines = parts.publication, parts.figures, parts.lines
+        self._publication, self._figures, self._lines = parts.publication, RankFigures(parts), parts.lines
         self._gone: deque[str] = deque()
         self.attachments: list[Attachment] = []
         for attach in parts.setup.points.attach:

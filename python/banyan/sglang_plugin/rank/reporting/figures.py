@@ -5,105 +5,100 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.rank.all_kinds import Kinds
-from banyan.sglang_plugin.rank.evicting.node_demand import NodeDemand
-from banyan.sglang_plugin.rank.planning import RankPlanner
-from banyan.telemetry import Copies, Counters, Dropped, NodeReuse, Pseudonyms, num_ended
+from banyan.telemetry import Copies, Counters, Pseudonyms, num_ended
+
+if TYPE_CHECKING:
+    from banyan.sglang_plugin.rank.one_rank import RankParts
 
 HISTORY_SHARE = 0.05
 """Of the scheduler's thread at most, however often clients ask for what takes milliseconds to tell."""
 
 
-@dataclass(slots=True, kw_only=True)
 class RankFigures:
     """One rank's."""
 
-    kinds: Kinds
-    planner: RankPlanner
-    demand: NodeDemand
-    reuse: NodeReuse
-    dropped: Dropped
-    counters: Counters
-    page_tokens: int
-    began_s: float
-    pseudonyms: Pseudonyms
-    tenants: str
-    """What the server says of the secret by which it believes whose a request is; "" where it serves everybody."""
-    _history: dict[str, Any] = field(init=False)
-    _tells_anew_s: float = 0.0
+    def __init__(self, parts: RankParts) -> None:
+        self._kinds, self._planner, self._demand = parts.kinds, parts.planner, parts.demand
+        self._reuse, self._dropped, self._counters = parts.reuse, parts.dropped, parts.setup.counters
+        self._page_tokens, self._began_s = parts.setup.page_tokens, parts.began_s
+        carried = parts.setup.carried
+        self._pseudonyms = Pseudonyms(carried["server"])
+        # What the server says of the secret by which it believes whose a request is; "" where it serves everybody.
+        self._tenants = str(carried.get("tenants", ""))
+        self._history: dict[str, Any] = {}
+        self._tells_anew_s = 0.0
 
     def counters_now(self) -> Counters:
         """The counters, with the control time up to this moment."""
         spent = runtime.STOPWATCH.by_name()
-        self.counters.control_us = runtime.STOPWATCH.elapsed_ns // 1000
-        self.counters.evict_us = sum(one.own_ns for name, one in spent.items() if name.startswith("evict.")) // 1000
-        self.counters.alloc_wait_us = self.kinds.wait_us
-        self.planner.count(self.counters)
-        self.kinds.full.count(self.counters)
-        self.counters.threads_ended = num_ended()
-        return self.counters
+        self._counters.control_us = runtime.STOPWATCH.elapsed_ns // 1000
+        self._counters.evict_us = sum(one.own_ns for name, one in spent.items() if name.startswith("evict.")) // 1000
+        self._counters.alloc_wait_us = self._kinds.wait_us
+        self._planner.count(self._counters)
+        self._kinds.full.count(self._counters)
+        self._counters.threads_ended = num_ended()
+        return self._counters
 
     def gauges(self) -> dict[str, Any]:
         """What this rank is like now, and cheap to tell: for ``/metrics``."""
-        self.demand.hear()
-        report, now_s = self.kinds.full.residency_report, time.monotonic()
+        self._demand.hear()
+        report, now_s = self._kinds.full.residency_report, time.monotonic()
         copies = report.copies(now_s)
         return {
-            **self.kinds.full.figures(),
+            **self._kinds.full.figures(),
             **self._room(),
             "distinct_share": copies.distinct_share,
             "duplicate_share": copies.duplicate_share,
-            **self.reuse.figures(self._node_pages(report.mean_copies(now_s))),
+            **self._reuse.figures(self._node_pages(report.mean_copies(now_s))),
         }
 
     def state(self) -> dict[str, Any]:
         """This rank's part of ``/server_info``."""
-        self.demand.hear()
+        self._demand.hear()
         return {
-            **self.kinds.full.state(),
+            **self._kinds.full.state(),
             **self._room(),
             **self.counters_now().as_dict(),
             **self._told_history(),
-            **{kind.pools.told_as: kind.state() for kind in self.kinds.beside},
+            **{kind.pools.told_as: kind.state() for kind in self._kinds.beside},
             "hooks": {
                 name: {"num_calls": spent.num_calls, "own_us": spent.own_ns // 1000}
                 for name, spent in sorted(runtime.STOPWATCH.by_name().items())
             },
-            **self.demand.state(),
-            "up_s": round(time.monotonic() - self.began_s, 1),
-            "tenants": self.tenants,
+            **self._demand.state(),
+            "up_s": round(time.monotonic() - self._began_s, 1),
+            "tenants": self._tenants,
         }
 
     def _told_history(self) -> dict[str, Any]:
         """The last prompts, decisions and evictions, and what is counted of pages: as it was a moment ago."""
         began_s = time.monotonic()
         if began_s >= self._tells_anew_s:
-            report = self.kinds.full.residency_report
+            report = self._kinds.full.residency_report
             history = {
                 **report.state(),
-                **self.reuse.count(self._node_pages(report.mean_copies(began_s))),
-                **self.planner.state(),
-                "dropped": self.dropped.state(),
+                **self._reuse.count(self._node_pages(report.mean_copies(began_s))),
+                **self._planner.state(),
+                "dropped": self._dropped.state(),
             }
             # The only way out: nothing of a client's leaves by its own name.
-            self._history = self.pseudonyms.told(history)
+            self._history = self._pseudonyms.told(history)
             ended_s = time.monotonic()
             self._tells_anew_s = ended_s + (ended_s - began_s) / HISTORY_SHARE
         return self._history
 
     def _node_pages(self, copies: Copies) -> Callable[[float], float]:
         """Distinct pages that the node would hold with so many times its arena; without one, its pools."""
-        pools, arena = self.kinds.node_pages
+        pools, arena = self._kinds.node_pages
         if not arena:
             return lambda times: times * pools * copies.distinct_share
         # What lies in the arena as well takes no room of its own.
         return lambda times: pools * (1.0 - copies.duplicate_share) + times * arena
 
     def _room(self) -> dict[str, int]:
-        allocator = self.kinds.full.pools.allocator
-        num_free = allocator.available_size() // self.page_tokens
+        allocator = self._kinds.full.pools.allocator
+        num_free = allocator.available_size() // self._page_tokens
         return {"num_pool_pages": allocator.num_pages, "num_free_pages": num_free}
