@@ -41,15 +41,15 @@ async def around_get_loads(
     rank_table, layout = rank_table_at(carried["rank_table"]), carried["layout"]
     waits, rates = read_queue_tokens(rank_table, layout), read_tokens_per_s(rank_table, layout)
     return [
-        Load(**{**msgspec.structs.asdict(load), **_reading(waits[load.dp_rank], rates[load.dp_rank])})
+        Load(
+            **msgspec.structs.asdict(load),
+            read_queue_tokens=waits[load.dp_rank],
+            read_tokens_per_s=rates[load.dp_rank],
+        )
         if load.dp_rank in waits
         else load
         for load in loads
     ]
-
-
-def _reading(num_tokens: int, tokens_per_s: int) -> dict[str, int]:
-    return {"read_queue_tokens": num_tokens, "read_tokens_per_s": tokens_per_s}
 
 
 @cache

@@ -90,11 +90,6 @@ def has_windows(model_config: Any) -> bool:
     return "sliding_attention" in kinds or is_hybrid_swa_model(architectures, model_config.hf_text_config)
 
 
-def draft_config(path: str, *, revision: str | None, trusts_code: bool) -> ModelConfig:
-    """What SGLang makes of a draft's configuration: of a checkpoint with a model in it too, the layers behind it."""
-    return ModelConfig(path, revision=revision, trust_remote_code=trusts_code, is_draft_model=True)
-
-
 def architecture_of(model_config: ModelConfig) -> str:
     return (model_config.hf_config.architectures or ["?"])[0]
 

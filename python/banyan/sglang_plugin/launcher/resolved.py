@@ -6,7 +6,7 @@ model. Nothing has been started yet, and no weights have been read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,6 @@ from sglang.srt.configs.model_config import ModelConfig
 
 from banyan import feature_list as features
 from banyan.config import Config
-from banyan.feature import Asked
 from banyan.layout import Layout
 from banyan.pacing.lockstep import READER_PATIENCE_S
 from banyan.refusals import layout_refusal, refusals
@@ -28,7 +27,7 @@ from banyan.refusals.start import chunk_refusal, undecided_refusal
 from banyan.refusals.tenant_server import tenant_refusals
 from banyan.sglang_plugin import model_files, page_hash, runtime
 from banyan.sglang_plugin.launcher import flags, page_size
-from banyan.sglang_plugin.launcher.model import architecture_of, draft_config, model_facts
+from banyan.sglang_plugin.launcher.model import architecture_of, model_facts
 
 logger = logging.getLogger("banyan")
 
@@ -93,23 +92,24 @@ def _strategies(server_args: Any) -> tuple[str, ...]:
 
 def _decide(server_args: Any, carried: dict[str, Any]) -> None:
     """Refuse what cannot be shared, and leave for the other processes what they need to know."""
-    carried["layout"] = _layout(server_args, carried["layout"])
-    model = _model(server_args, carried)
-    reasons = _reasons(server_args, carried, model)
+    view, wanted = resolved_view(server_args), carried["config"]
+    layout = carried["layout"] = _layout(view, carried["layout"])
+    model = _model(view, layout)
+    asked = flags.asked_of(view, wanted, layout, model)
+    reasons = _reasons(view, wanted, layout, model, features.refusals(carried["off"], asked))
     if reasons:
         runtime.refuse(*reasons)
-    view = resolved_view(server_args)
     _warn_of_watchdogs(view)
     # Dispatcher and ranks make keys by the same number, or find nothing of each other's.
     carried["tokens_ahead"] = page_hash.tokens_ahead(
         view.speculative_algorithm, has_states=model is not None and model.has_states
     )
-    carried["needed"] = features.needed(_asked_of(server_args, carried, model))
+    carried["needed"] = features.needed(asked)
     # Ranks on a CPU may add some.
     carried["num_kv_heads"] = 0 if model is None else model.num_kv_heads
     if model is not None and (model.has_window or model.has_states):
         flags.reserve_window_slots(carried)
-    if carried["config"].knows_weights:
+    if wanted.knows_weights:
         loaded = _loaded(view)
         carried["noted"] += [model_files.note(path, revision) for path, revision in loaded if path]
 
@@ -131,31 +131,29 @@ def _loaded(view: Any) -> Iterator[tuple[str | None, str | None]]:
         yield getattr(view, name), None
 
 
-def _layout(server_args: Any, asked: Layout) -> Layout:
+def _layout(view: Any, asked: Layout) -> Layout:
     """What SGLang has made of the flags. It may divide a rank among its shards in another way than they say, by CP in
     place of TP; the rank table that there is fits no other ranks."""
-    made = flags.layout_of(resolved_view(server_args))
+    made = flags.layout_of(view)
     if made.first_member_slots != asked.first_member_slots or made.num_member_slots != asked.num_member_slots:
         runtime.refuse(layout_refusal(asked=asked.words(), resolved=made.words()))
     return made
 
 
-def _model(server_args: Any, carried: dict[str, Any]) -> ModelFacts | None:
+def _model(view: Any, layout: Layout) -> ModelFacts | None:
     """What is to be served; None where SGLang has not been told."""
-    view, layout = resolved_view(server_args), carried["layout"]
     if _has_no_model(view):
         return None
     steps_on_cpu = layout.steps_together and runtime.device_of(view) == "cpu"
     return model_facts(model_config_of(view), steps_together_on_cpu=steps_on_cpu)
 
 
-def _reasons(server_args: Any, carried: dict[str, Any], model: ModelFacts | None) -> list[str]:
-    view = resolved_view(server_args)
-    wanted, layout = carried["config"], carried["layout"]
+def _reasons(
+    view: Any, wanted: Config, layout: Layout, model: ModelFacts | None, of_features: Sequence[str]
+) -> list[str]:
     # The linker is ours by now. Without a radix cache it is idle, which the ranks say.
     facts = replace(flags.facts(view, wanted, layout), external_linker_backend=None, disable_radix_cache=False)
-    reasons = [*refusals(facts), *mode_refusals(flags.modes(view)), *_tenant_lines(view, wanted)]
-    reasons += features.refusals(carried["off"], _asked_of(server_args, carried, model))
+    reasons = [*refusals(facts), *mode_refusals(flags.modes(view)), *_tenant_lines(view, wanted), *of_features]
     lines = [] if model is None else [model_refusal(model), _draft_line(view, model), _steps_line(view)]
     if any(lines):
         return [*reasons, *filter(None, lines)]
@@ -192,13 +190,13 @@ def _has_draft(view: Any) -> bool:
 
 
 def _draft_of(view: Any) -> ModelConfig:
-    path, revision = view.speculative_draft_model_path, view.speculative_draft_model_revision
-    return draft_config(path, revision=revision, trusts_code=bool(view.trust_remote_code))
-
-
-def _asked_of(server_args: Any, carried: dict[str, Any], model: ModelFacts | None) -> Asked:
-    wanted, layout = carried["config"], carried["layout"]
-    return flags.asked_of(resolved_view(server_args), wanted, layout, model)
+    """What SGLang makes of a draft's configuration: of a checkpoint with a model in it too, the layers behind it."""
+    return ModelConfig(
+        view.speculative_draft_model_path,
+        revision=view.speculative_draft_model_revision,
+        trust_remote_code=bool(view.trust_remote_code),
+        is_draft_model=True,
+    )
 
 
 def _asked(view: Any) -> str:
