@@ -40,7 +40,6 @@ class KindPools:
         num_draft_layers: beside full pages, of drafts: how many lie behind the model's in a full page, and in one of
             this kind. ``two_kinds`` tells.
         is_one_slot: a page is one slot, however many tokens it is of.
-        told_as: what it is called in ``/server_info``.
     """
 
     pool: Any
@@ -54,7 +53,6 @@ class KindPools:
     reached: tuple[tuple[int, int], ...] = ()
     num_draft_layers: tuple[int, int] = (0, 0)
     is_one_slot: bool = False
-    told_as: str = ""
 
     @property
     def identity(self) -> tuple[str, ...]:

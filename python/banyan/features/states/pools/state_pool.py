@@ -229,7 +229,6 @@ def take_apart(components: set[Any], params: Any) -> RankPools | None:
         num_needed=1,
         reached=reached_in_turn(places),
         is_one_slot=True,
-        told_as="states",
     )
     full = KindPools(pool=pool.full_kv_pool, allocator=allocator, drafts=drafts)
     # SGLang tells the pool of keys and values alone.

@@ -73,7 +73,6 @@ def take_apart(components: set[Any], params: Any) -> RankPools | None:
                 share=share_of_memory(full, window),
                 num_needed=-(-params.swa_retain_window // params.page_size),
                 reached=_reached(items),
-                told_as="windows",
             ),
         ),
         len(items),

@@ -78,7 +78,6 @@ def take_apart(components: set[Any], params: Any) -> RankPools | None:
         share=window_bytes / (full_bytes + window_bytes),
         num_needed=-(-params.swa_retain_window // params.page_size),
         reached=reached_in_turn(places),
-        told_as="windows",
     )
     full = KindPools(pool=pool.full_kv_pool, allocator=allocator.full_attn_allocator, drafts=full_drafts)
     return RankPools(two_kinds(full, window), pool.layer_num)

@@ -63,7 +63,7 @@ class RankFigures:
             **self._room(),
             **self.counters_now().as_dict(),
             **self._told_history(),
-            **{kind.pools.told_as: kind.state() for kind in self._kinds.beside},
+            **{f"{kind.pools.name}s": kind.state() for kind in self._kinds.beside},
             "hooks": {
                 name: {"num_calls": spent.num_calls, "own_us": spent.own_ns // 1000}
                 for name, spent in sorted(runtime.STOPWATCH.by_name().items())
