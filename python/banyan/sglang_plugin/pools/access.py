@@ -34,10 +34,6 @@ DeviceTimer = LayerTimer[tuple[Piece, ...]]
 prefill of these pieces."""
 
 
-Pins = HostPieces
-"""Memory that a device knows from its front on."""
-
-
 class PoolAccess(Protocol):
     """What differs between a pool on the host and one on a GPU. What has a body is that of a pool on the host."""
 
@@ -52,7 +48,7 @@ class PoolAccess(Protocol):
     pins_arena: bool
     """Whether pages can be copied to and from this rank's part of the host arena, if it has one."""
 
-    pins: Pins | None = None
+    pins: HostPieces | None = None
     """What makes this rank's part known to a device as it is needed; None where there is no part, or no device."""
 
     follows_reads: bool

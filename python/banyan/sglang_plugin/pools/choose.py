@@ -17,8 +17,10 @@ from banyan.sglang_plugin.pools.device_pool import DeviceDSAPool, DeviceMHAPool,
 from banyan.sglang_plugin.pools.host_pool import SharedMHAPool, SharedMLAPool
 from banyan.sglang_plugin.pools.rank_device import RankDevice
 
-HOST_POOLS = (SharedMHAPool, SharedMLAPool)
-POOLS = (*HOST_POOLS, DeviceMHAPool, DeviceMLAPool, DeviceDSAPool)
+HOST_POOLS: dict[str, type] = {"mha": SharedMHAPool, "mla": SharedMLAPool}
+DEVICE_POOLS: dict[str, type] = {"mha": DeviceMHAPool, "mla": DeviceMLAPool, "dsa": DeviceDSAPool}
+"""By SGLang's kinds."""
+POOLS = (*HOST_POOLS.values(), *DEVICE_POOLS.values())
 
 
 def around_get_kv_pool_cls(original: Callable[..., Any], platform: Any, *, kind: str) -> type | None:
@@ -29,13 +31,7 @@ def around_get_kv_pool_cls(original: Callable[..., Any], platform: Any, *, kind:
     parallel = get_parallel()
     runtime.log_as_asked(runtime.config(), "scheduler", dp_rank=parallel.dp_rank or 0, tp_rank=parallel.tp_rank)
     # SGLang asks for kinds that the model does not use; an unknown pool is refused by the linker, when it is built.
-    return chosen or _pool_classes().get(kind)
-
-
-def _pool_classes() -> dict[str, type]:
-    if not runtime.is_on_gpu():
-        return {"mha": SharedMHAPool, "mla": SharedMLAPool}
-    return {"mha": DeviceMHAPool, "mla": DeviceMLAPool, "dsa": DeviceDSAPool}
+    return chosen or (DEVICE_POOLS if runtime.is_on_gpu() else HOST_POOLS).get(kind)
 
 
 def around_get_paged_allocator_cls(original: Callable[..., Any], platform: Any) -> type | None:
@@ -49,4 +45,4 @@ def around_get_paged_allocator_cls(original: Callable[..., Any], platform: Any) 
 
 def open_device(config: Config, pools: Sequence[Any]) -> RankDevice | None:
     """What all ``pools`` of a rank share of its GPU; None where they lie on the host."""
-    return None if isinstance(pools[0], HOST_POOLS) else RankDevice(config, pools)
+    return None if isinstance(pools[0], tuple(HOST_POOLS.values())) else RankDevice(config, pools)

@@ -30,9 +30,8 @@ from banyan.owner import claim_folder, open_own
 from banyan.refusals import arena_refusal
 from banyan.refusals.start import arena_memory_refusal, kept_arena_refusal
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.pools.access import Pins
 from banyan.telemetry import one_thread
-from banyan.transport.cuda_ipc.host_pieces import PIECE_BYTES
+from banyan.transport.cuda_ipc.host_pieces import PIECE_BYTES, HostPieces
 
 logger = logging.getLogger("banyan")
 
@@ -125,7 +124,7 @@ def growing(size: AutoSize, block: BlockGeometry) -> Arena:
     return replace(arena, growth=growth)
 
 
-def pinned(arena: Arena, pins: Pins, *, ahead_steps: int) -> Arena:
+def pinned(arena: Arena, pins: HostPieces, *, ahead_steps: int) -> Arena:
     """The part, with frames that are handed out once a device knows their memory; all of it where something is kept."""
     if arena.index_file is not None:
         return arena
