@@ -109,9 +109,11 @@ def settle(resolve: Resolve, server_args: Any, expected: Choice | None, wanted: 
 
 def _first_that_keeps(resolve: Resolve, server_args: Any, expected: Choice) -> dict[str, Any] | None:
     """The first fields with which SGLang keeps its backends; None when there are none."""
-    return next(
-        (fields for fields in _proposals(server_args, expected) if _keeps(resolve, server_args, fields, expected)), None
-    )
+    for fields in _proposals(server_args, expected):
+        found = _tried(resolve, server_args, **fields)
+        if found is not None and found.page_tokens > 1 and found.keeps(expected):
+            return fields
+    return None
 
 
 def _proposals(server_args: Any, expected: Choice) -> Iterable[dict[str, Any]]:
@@ -123,11 +125,6 @@ def _proposals(server_args: Any, expected: Choice) -> Iterable[dict[str, Any]]:
         named["speculative_draft_attention_backend"] = expected.drafts
     if server_args.attention_backend is None:
         yield from ({"page_size": size, **named} for size in SIZES)
-
-
-def _keeps(resolve: Resolve, server_args: Any, fields: dict[str, Any], expected: Choice) -> bool:
-    found = _tried(resolve, server_args, **fields)
-    return found is not None and found.page_tokens > 1 and found.keeps(expected)
 
 
 def _tried(resolve: Resolve, server_args: Any, **fields: Any) -> Choice | None:
