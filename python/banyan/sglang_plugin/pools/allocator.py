@@ -53,7 +53,13 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
     def num_uncounted_tokens(self) -> int:
         """Tokens of pages that count as free, and that nothing is planned with: what a reader has held for long, and
         where no decode waits for readers all that is held."""
-        return self._num_uncounted() * self.page_size
+        if not self.decodes_on_held:
+            return len(self._quarantine) * self.page_size
+        # The shards of a rank must evict alike, and only this one knows how old its pages are.
+        if not self._quarantine or not self.is_whole_rank:
+            return 0
+        now_s = time.monotonic()
+        return self.page_size * sum(now_s - since_s > OLD_S for since_s in self._quarantine.values())
 
     def available_size(self) -> int:
         return super().available_size() + self._num_held * self.page_size
@@ -151,15 +157,6 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
     def tokens_to_have(self, num_tokens: int) -> int:
         """How many are to be available before ``num_tokens`` are allocated."""
         return num_tokens + self.num_uncounted_tokens
-
-    def _num_uncounted(self) -> int:
-        if not self.decodes_on_held:
-            return len(self._quarantine)
-        # The shards of a rank must evict alike, and only this one knows how old its pages are.
-        if not self._quarantine or not self.is_whole_rank:
-            return 0
-        now_s = time.monotonic()
-        return sum(now_s - since_s > OLD_S for since_s in self._quarantine.values())
 
     def clear(self) -> None:
         super().clear()
