@@ -45,9 +45,6 @@ class PoolAccess(Protocol):
         """Whether there is no peer that does not."""
         return self.shares_pool
 
-    pins_arena: bool
-    """Whether pages can be copied to and from this rank's part of the host arena, if it has one."""
-
     pins: HostPieces | None = None
     """What makes this rank's part known to a device as it is needed; None where there is no part, or no device."""
 

@@ -102,8 +102,7 @@ class DeviceAccess(PoolAccess):
         self._device = pool.device
         self._driver = device.driver
         self.pins = None if arena is None else self._pin_front(arena, config)
-        self.pins_arena = arena is None or self.pins is not None
-        self._has_arena = has_arena and self.pins_arena
+        self._has_arena = has_arena and (arena is None or self.pins is not None)
         route = find_route(self._driver, self._extents, devices, has_arena=self._has_arena)
         self.shares_pool = route.route is Route.DIRECT
         self._apart = {member_slot for member_slot, place in enumerate(devices) if place in route.apart}

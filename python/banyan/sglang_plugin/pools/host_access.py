@@ -21,7 +21,6 @@ class HostAccess(PoolAccess):
     """A pool in shared memory. The forward runs on the calling thread: what enters the tree is complete."""
 
     shares_pool = True
-    pins_arena = True
     follows_reads = True
     num_completed = 0
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from banyan import _native
 from banyan.arena.sizing import COMMITTED_POOLS, GROWING_POOLS, auto_size
-from banyan.config import ARENA_FOLDER, Config
+from banyan.config import ARENA_FOLDER
 from banyan.refusals import arena_room_refusal
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.pools.access import PoolAccess
 from banyan.sglang_plugin.rank import arena_memory
 from banyan.sglang_plugin.rank.arena_memory import Arena
 
@@ -66,12 +65,12 @@ def _open_sized(kind: Kind, pool_bytes: int) -> Arena | None:
     return arena
 
 
-def known_to(access: PoolAccess, arena: Arena | None, config: Config) -> Arena | None:
-    """The part as the way to the pool can use it."""
-    if not access.pins_arena:
-        return None
-    if arena is None or access.pins is None:
+def known_to_device(kind: Kind, arena: Arena | None) -> Arena | None:
+    """The part as the way to the pool can use it; none where it does not become known."""
+    if arena is None or kind.is_on_host:
         return arena
+    if kind.access.pins is None:
+        return None
     # A long prompt is read whole, if there are frames: they are not awaited one by one.
-    ahead = arena.num_frames if config.reads_into_arena else arena_memory.PINNED_AHEAD_STEPS
-    return arena_memory.pinned(arena, access.pins, ahead_steps=ahead)
+    ahead = arena.num_frames if kind.config.reads_into_arena else arena_memory.PINNED_AHEAD_STEPS
+    return arena_memory.pinned(arena, kind.access.pins, ahead_steps=ahead)

@@ -38,7 +38,7 @@ from banyan.sglang_plugin.pools.kind_pools import KindPools
 from banyan.sglang_plugin.pools.rank_device import RankDevice
 from banyan.sglang_plugin.pools.reserve import reserve_for
 from banyan.sglang_plugin.rank.arena_memory import Arena
-from banyan.sglang_plugin.rank.arena_part import known_to, open_part
+from banyan.sglang_plugin.rank.arena_part import known_to_device, open_part
 from banyan.sglang_plugin.rank.identity import Identity
 from banyan.sglang_plugin.rank.own_slots import agree_on_page_tokens, member_slots_of
 from banyan.sglang_plugin.rank.points import Points
@@ -116,7 +116,7 @@ class Kind:
         self.residency_report = ResidencyReport(self.rank_table, self.member_slots, rank.page_tokens)
         arena = open_part(self, shared.banyan_geometry.num_bytes)
         self.access = self._open_access(shared, arena)
-        self._arena = known_to(self.access, arena, config)
+        self._arena = known_to_device(self, arena)
         made = [make(self) for make in rank.points.sources] if self._arena is not None else []
         self._sources = [one for one in made if one is not None]
         self.pages = self._make_pages(*self.join())
