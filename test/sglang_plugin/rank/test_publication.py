@@ -27,7 +27,7 @@ def publication(tier, monkeypatch):
     residency_report = SimpleNamespace(published=lambda keys: None)
     member = SimpleNamespace(guards_adapters=True, tier=tier, residency_report=residency_report)
     kinds = SimpleNamespace(full=member, beside=())
-    return Publication(SimpleNamespace(publish=lambda frames, keys: None), kinds, 16)
+    return Publication(SimpleNamespace(publish=lambda frames, keys: None, is_stopped=False), kinds, 16)
 
 
 @pytest.mark.parametrize("chain", [["root", "end"], ["another"], None], ids=["has it", "has it not", "unknown"])

@@ -234,7 +234,6 @@ class Rank:
         self.layer_done_counter.wait_for(self.cache.stop())
         for attachment in self.attachments:
             attachment.stop()
-        self._publication.stop()
 
     def weights_changed(self, change: str = "update") -> None:
         """Leave the old weights' namespace, and meet only peers whose weights have gone through the same.

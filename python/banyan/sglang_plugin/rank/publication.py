@@ -9,7 +9,7 @@ Invariants
      full pages down for all, each takes down its own.
 
 States: publishing -> ``hold_back`` (pages in use are of other weights, or these are being updated) -> silent ->
-``start_anew`` (no page is in use) -> publishing. ``stop``, from any -> stopped, for good.
+``start_anew`` (no page is in use) -> publishing. From any -> stopped, as the cache is, for good.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Publication:
         first."""
         self.why_silent = ""
         """Why nothing is published; "" while something is."""
-        self._has_said = self._is_stopped = False
+        self._has_said = False
 
     def announce(self, keys: list[str]) -> None:
         """A chain of pages of a request will be complete soon; whose they are is known now only."""
@@ -59,7 +59,7 @@ class Publication:
 
     def publish(self, frames: Any, keys: list[str], window: Window | None = None) -> None:
         """A chain of complete pages of this rank's tree, with its window pages."""
-        if self._is_stopped:
+        if self._cache.is_stopped:
             return
         may_be_kept = not self._full.guards_adapters or self._take_lasting(keys[0])
         if self.why_silent:
@@ -77,10 +77,6 @@ class Publication:
             tier.backup.offer(kept)
         for kind, window_keys, _ in beside:
             kind.back_up(window_keys)
-
-    def stop(self) -> None:
-        """Publish nothing any more."""
-        self._is_stopped = True
 
     def _take_lasting(self, first_key: str) -> bool:
         """Whether such a chain was announced as one that may be kept; it is on its way no more."""
