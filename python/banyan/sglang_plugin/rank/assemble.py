@@ -20,7 +20,7 @@ from banyan.planner import RequestFacts
 from banyan.sglang_plugin import page_hash, runtime
 from banyan.sglang_plugin.pools.choose import open_device
 from banyan.sglang_plugin.pools.kind_pools import RankPools
-from banyan.sglang_plugin.rank import points, prefill, requests, times
+from banyan.sglang_plugin.rank import points, requests, times
 from banyan.sglang_plugin.rank.all_kinds import Kinds
 from banyan.sglang_plugin.rank.evicting.node_demand import NodeDemand
 from banyan.sglang_plugin.rank.kind import RankSetup, most_chunk_tokens
@@ -78,9 +78,6 @@ def assemble(
     publication = Publication(cache, kinds, setup.page_tokens)
     kinds.full.access.attach(publication.publish)
     kinds.guard(cache)
-    # Shards of one rank would have to agree on when to go on.
-    if shards.is_one and kinds.full.follows_reads:
-        prefill.hold_back(kinds.full.is_awaited)
     return RankParts(
         setup=setup,
         pools=pools,

@@ -27,7 +27,7 @@ from banyan.planner import RequestFacts
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.access import Window
 from banyan.sglang_plugin.pools.kind_pools import RankPools
-from banyan.sglang_plugin.rank import requests
+from banyan.sglang_plugin.rank import prefill, requests
 from banyan.sglang_plugin.rank.all_kinds import Kinds
 from banyan.sglang_plugin.rank.evicting.node_demand import NodeDemand
 from banyan.sglang_plugin.rank.kind import RankSetup
@@ -90,6 +90,8 @@ class Rank:
         self._planner, self._shards = parts.planner, parts.shards
         self._publication, self._figures, self._lines = parts.publication, RankFigures(parts), parts.lines
         self._gone: deque[str] = deque()
+        if self.can_hold_back:
+            prefill.hold_back(self.kinds.full.is_awaited)
         self.attachments: list[Attachment] = []
         for attach in parts.setup.points.attach:
             self.attachments.append(attach(self))
