@@ -16,7 +16,6 @@ from banyan.layout import Layout, cacheable_tokens
 from banyan.routing.dispatcher import MAX_HASHED_PAGES
 from banyan.routing.sent import SentPieces, piece_ids
 from banyan.sglang_plugin.page_hash import namespace_seed
-from banyan.sglang_plugin.read_queue import read_queue_tokens
 
 LOOK_PERIOD_S = 0.5
 
@@ -162,8 +161,9 @@ class PrefixProbe:
         return self._unused_tokens
 
     def read_queue_tokens(self) -> dict[int, int]:
-        """What each rank on this node is waiting for from the store, now."""
-        return read_queue_tokens(self._rank_table, self.layout)
+        """What each rank on this node waits for from the store, now. Its shards read alike: the first one tells."""
+        reading, page_tokens = self._rank_table.reading, self._rank_table.page_tokens
+        return {rank: reading(slot) * page_tokens for rank, slot in self.layout.first_member_slots.items()}
 
     def most_cached_tokens(self, req: Any) -> int:
         """What a cache can supply of the prompt at most."""

@@ -13,7 +13,6 @@ from sglang.srt.managers.load_snapshot import LoadSnapshot
 
 from banyan import _native
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.read_queue import read_queue_tokens, read_tokens_per_s
 
 
 class Load(LoadSnapshot):
@@ -38,18 +37,17 @@ async def around_get_loads(
         return loads
     carried = runtime.bookkeeping(manager.server_args)
     assert carried is not None
-    rank_table, layout = rank_table_at(carried["rank_table"]), carried["layout"]
-    waits, rates = read_queue_tokens(rank_table, layout), read_tokens_per_s(rank_table, layout)
-    return [
-        Load(
-            **msgspec.structs.asdict(load),
-            read_queue_tokens=waits[load.dp_rank],
-            read_tokens_per_s=rates[load.dp_rank],
-        )
-        if load.dp_rank in waits
-        else load
-        for load in loads
-    ]
+    rank_table, slots = rank_table_at(carried["rank_table"]), carried["layout"].first_member_slots
+    return [_with_reads(load, rank_table, slots[load.dp_rank]) if load.dp_rank in slots else load for load in loads]
+
+
+def _with_reads(load: LoadSnapshot, rank_table: _native.RankTable, first_shard: int) -> Load:
+    """The shards of a rank read alike: the first one tells."""
+    return Load(
+        **msgspec.structs.asdict(load),
+        read_queue_tokens=rank_table.reading(first_shard) * rank_table.page_tokens,
+        read_tokens_per_s=rank_table.read_rate(first_shard) * rank_table.page_tokens,
+    )
 
 
 @cache
