@@ -86,7 +86,7 @@ def test_free_when_its_keys_go_to_other_pages_within_a_group_then_peers_find_tho
 def test_idle_rank_when_a_reader_has_let_go_then_the_next_step_takes_its_page_back(node):
     """Also where no allocation is short, and none may come: it was held, and counted as held, until one came."""
     pages, cache, peers, *_ = node
-    access = HostAccess(pool=None, page_tokens=PAGE_TOKENS)
+    access = HostAccess(pool=None, page_tokens=PAGE_TOKENS, rank_table=None, member_slots=None)
     access.guard(pages, cache)
     slots = pages.alloc(PAGE_TOKENS)
     cache.publish(frames(*page_ids(slots)), keys(1))

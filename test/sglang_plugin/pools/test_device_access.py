@@ -143,10 +143,13 @@ class Rank:
         self.ready = [SimpleNamespace(cuda_event=self.driver.create_event()) for _ in range(2)]
         config = Config(copy_layers_per_launch=2, host_gb=0.0 if arena is None else None)
         self.device = RankDevice(config, [self.pool])
+        self.member_slots = MemberSlots(layout, slot, 0)
         self.access = DeviceAccess(
             device=self.device,
             pool=self.pool,
             page_tokens=PAGE,
+            rank_table=rank_table,
+            member_slots=self.member_slots,
             config=config,
             num_slots=2 * layout.dp,
             forward_stream=SimpleNamespace(cuda_stream=FORWARD),
@@ -156,9 +159,8 @@ class Rank:
             reserve=Reserve(0),
             devices=range(layout.dp),
         )
-        self.member_slots = MemberSlots(layout, slot, 0)
         self.rank_table, self.arena = rank_table, arena
-        self.frame_table, self.source = self.access.join(rank_table, self.member_slots, NAMESPACE)
+        self.frame_table, self.source = self.access.join(NAMESPACE)
         self.cache = make_cache(
             self.frame_table,
             self.source,
@@ -309,7 +311,7 @@ def test_backup_when_pages_go_down_and_come_up_again_then_their_bytes_are_equal(
     block = BlockGeometry.of_page(DeviceMHAPool(**MHA).banyan_geometry.page)
     arenas = [_native.SharedBytes.create(4 * block.frame_bytes, f"arena-{slot}") for slot in range(2)]
     owner, reader = (Rank(gpu, rank_table, slot, monkeypatch, arena=arenas[slot]) for slot in range(2))
-    view = owner.access.arena_peers(rank_table, owner.member_slots, NAMESPACE, block, arenas[0])
+    view = owner.access.arena_peers(NAMESPACE, block, arenas[0])
     frame_table = _native.FrameTable(
         rank_table, owner.member_slots.own_arena, NAMESPACE, arenas[0], 4, block.table(), block.frame_bytes
     )
@@ -337,7 +339,7 @@ def test_backup_when_copies_have_a_partition_then_those_down_run_beside_it_on_a_
     rank_table, arena = _native.RankTable.create(4), arena_of_four_pages()
     owner = Rank(gpu, rank_table, 0, monkeypatch, arena=arena)
     block = BlockGeometry.of_page(owner.pool.banyan_geometry.page)
-    view = owner.access.arena_peers(rank_table, owner.member_slots, NAMESPACE, block, arena)
+    view = owner.access.arena_peers(NAMESPACE, block, arena)
     owner.offload([3], keys(1))
     gpu.run()
     owner.access.poll()
@@ -386,7 +388,7 @@ def test_backup_when_another_part_holds_the_page_then_passed_over_only_where_thi
     block = BlockGeometry.of_page(DeviceMHAPool(**MHA).banyan_geometry.page)
     arenas = [_native.SharedBytes.create(4 * block.frame_bytes, f"arena-{slot}") for slot in range(2)]
     ranks = [Rank(gpu, rank_table, slot, monkeypatch, arena=arenas[slot]) for slot in range(2)]
-    views = [rank.access.arena_peers(rank_table, rank.member_slots, NAMESPACE, block, rank.arena) for rank in ranks]
+    views = [rank.access.arena_peers(NAMESPACE, block, rank.arena) for rank in ranks]
     frame_tables = [
         _native.FrameTable(
             rank_table, rank.member_slots.own_arena, NAMESPACE, rank.arena, 4, block.table(), block.frame_bytes

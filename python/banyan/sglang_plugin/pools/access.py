@@ -13,7 +13,6 @@ import torch
 
 from banyan import _native
 from banyan.layout import BlockGeometry
-from banyan.layout.member_slots import MemberSlots
 from banyan.planner import Piece
 from banyan.ports import OwnFrameTable, Peers
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
@@ -63,19 +62,10 @@ class PoolAccess(Protocol):
     def frames(self, slots: torch.Tensor) -> Any:
         """Page numbers of whole pages of ``slots``, in the form that the source's ``start_copy`` takes."""
 
-    def join(
-        self, rank_table: _native.RankTable, member_slots: MemberSlots, namespace: bytes
-    ) -> tuple[OwnFrameTable, Peers]:
+    def join(self, namespace: bytes) -> tuple[OwnFrameTable, Peers]:
         """Announce the pool in the rank table and open the view of the others."""
 
-    def arena_peers(
-        self,
-        rank_table: _native.RankTable,
-        member_slots: MemberSlots,
-        namespace: bytes,
-        block: BlockGeometry,
-        memory: _native.SharedBytes,
-    ) -> Peers:
+    def arena_peers(self, namespace: bytes, block: BlockGeometry, memory: _native.SharedBytes) -> Peers:
         """A view whose copies go down into this rank's part of the host arena."""
 
     def offload(self, slots: torch.Tensor, keys: list[str], window: Window | None = None) -> bool:

@@ -78,6 +78,8 @@ class DeviceAccess(PoolAccess):
         device: RankDevice,
         pool: Any,
         page_tokens: int,
+        rank_table: _native.RankTable,
+        member_slots: MemberSlots,
         config: Config,
         num_slots: int,
         forward_stream: Any,
@@ -94,6 +96,7 @@ class DeviceAccess(PoolAccess):
         self._rank_device = device
         self._reserve = reserve
         self._page_tokens = page_tokens
+        self._rank_table, self._member_slots = rank_table, member_slots
         self._forward_stream = forward_stream
         self._record_ready = record_ready
         self._ready: list[Any] = []
@@ -205,16 +208,12 @@ class DeviceAccess(PoolAccess):
     def frames(self, slots: torch.Tensor) -> Any:
         return (slots[:: self._page_tokens] // self._page_tokens).to(torch.int64).contiguous()
 
-    def join(
-        self, rank_table: _native.RankTable, member_slots: MemberSlots, namespace: bytes
-    ) -> tuple[OwnFrameTable, Peers]:
-        geometry = self._geometry
+    def join(self, namespace: bytes) -> tuple[OwnFrameTable, Peers]:
+        rank_table, own, geometry = self._rank_table, self._member_slots.own, self._geometry
         pool = _native.DevicePool(self._description().encode(), geometry.num_bytes)
-        frame_table = _native.FrameTable(
-            rank_table, member_slots.own, namespace, pool, geometry.num_pages, geometry.table()
-        )
-        peers = _native.Peers(rank_table, member_slots.own, member_slots.own, namespace, geometry.table(), pool)
-        self._peers, self._mappings = peers, self._open_mappings(peers, member_slots)
+        frame_table = _native.FrameTable(rank_table, own, namespace, pool, geometry.num_pages, geometry.table())
+        peers = _native.Peers(rank_table, own, own, namespace, geometry.table(), pool)
+        self._peers, self._mappings = peers, self._open_mappings(peers)
         order = StreamOrder(
             copy_stream=self._copy_stream,
             follow_stream=self._follow_stream,
@@ -229,9 +228,9 @@ class DeviceAccess(PoolAccess):
         # It leases only what its own lookup has found; a protocol cannot say that.
         return frame_table, cast(Peers, reader)
 
-    def _open_mappings(self, peers: _native.Peers, member_slots: MemberSlots) -> PeerMappings:
+    def _open_mappings(self, peers: _native.Peers) -> PeerMappings:
         """For all readers of this rank: what one of them can read the others can."""
-        has_part = self.pins is not None
+        member_slots, has_part = self._member_slots, self.pins is not None
         own_rows = {member_slots.own: OWN_ROW, **({member_slots.own_arena: ARENA_ROW} if has_part else {})}
         pools = member_slots.peers if self._fetches and self.shares_pool else []
         pools = [slot for slot in pools if slot - member_slots.first_slot not in self._apart]
@@ -249,21 +248,15 @@ class DeviceAccess(PoolAccess):
             visible_uuids={self._driver.device_uuid(device) for device in range(self._driver.num_devices())},
         )
 
-    def arena_peers(
-        self,
-        rank_table: _native.RankTable,
-        member_slots: MemberSlots,
-        namespace: bytes,
-        block: BlockGeometry,
-        memory: _native.SharedBytes,
-    ) -> Peers:
+    def arena_peers(self, namespace: bytes, block: BlockGeometry, memory: _native.SharedBytes) -> Peers:
         assert self.pins is not None
         num_frames = block.num_frames(memory.num_bytes)
         table = block.table()
         bases = [self.pins.device_address + offset for layer in table for offset, _ in layer]
         self._places.write(ARENA_ROW, bases, [block.frame_bytes] * len(bases))
         torch.cuda.synchronize()  # At a start or a weight update: two copy streams read this row.
-        peers = _native.Peers(rank_table, None, member_slots.own_arena, namespace, table, memory, block.frame_bytes)
+        arena_slot = self._member_slots.own_arena
+        peers = _native.Peers(self._rank_table, None, arena_slot, namespace, table, memory, block.frame_bytes)
         # What it reads was published, what it writes is leased: there is nothing on the device to wait for.
         order = StreamOrder(
             copy_stream=self._rank_device.backup_stream,

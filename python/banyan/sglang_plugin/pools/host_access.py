@@ -24,9 +24,10 @@ class HostAccess(PoolAccess):
     follows_reads = True
     num_completed = 0
 
-    def __init__(self, pool: Any, page_tokens: int) -> None:
+    def __init__(self, pool: Any, page_tokens: int, rank_table: _native.RankTable, member_slots: MemberSlots) -> None:
         self._pool = pool
         self._page_tokens = page_tokens
+        self._rank_table, self._member_slots = rank_table, member_slots
         self._publish: Publish | None = None
         self._allocator: Quarantine | None = None
 
@@ -41,28 +42,17 @@ class HostAccess(PoolAccess):
         # Torch takes microseconds for each step of this.
         return np.floor_divide(slots.numpy()[:: self._page_tokens], self._page_tokens, dtype=np.int64)
 
-    def join(
-        self, rank_table: _native.RankTable, member_slots: MemberSlots, namespace: bytes
-    ) -> tuple[OwnFrameTable, Peers]:
+    def join(self, namespace: bytes) -> tuple[OwnFrameTable, Peers]:
+        rank_table, own = self._rank_table, self._member_slots.own
         pool, geometry = self._pool.banyan_bytes, self._pool.banyan_geometry
-        frame_table = _native.FrameTable(
-            rank_table, member_slots.own, namespace, pool, geometry.num_pages, geometry.table()
-        )
+        frame_table = _native.FrameTable(rank_table, own, namespace, pool, geometry.num_pages, geometry.table())
         # It leases only what its own lookup has found; a protocol cannot say that.
-        peers = _native.Peers(rank_table, member_slots.own, member_slots.own, namespace, geometry.table(), pool)
+        peers = _native.Peers(rank_table, own, own, namespace, geometry.table(), pool)
         return frame_table, cast(Peers, peers)
 
-    def arena_peers(
-        self,
-        rank_table: _native.RankTable,
-        member_slots: MemberSlots,
-        namespace: bytes,
-        block: BlockGeometry,
-        memory: _native.SharedBytes,
-    ) -> Peers:
-        view = _native.Peers(
-            rank_table, None, member_slots.own_arena, namespace, block.table(), memory, block.frame_bytes
-        )
+    def arena_peers(self, namespace: bytes, block: BlockGeometry, memory: _native.SharedBytes) -> Peers:
+        arena_slot = self._member_slots.own_arena
+        view = _native.Peers(self._rank_table, None, arena_slot, namespace, block.table(), memory, block.frame_bytes)
         return cast(Peers, view)
 
     def offload(self, slots: torch.Tensor, keys: list[str], window: Window | None = None) -> bool:

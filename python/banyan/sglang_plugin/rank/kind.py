@@ -129,7 +129,7 @@ class Kind:
         rank, layout = self._rank, self.member_slots.layout
         page_tokens = self.pools.slots_of_a_page(rank.page_tokens)
         if rank.device is None:
-            return HostAccess(shared, page_tokens)
+            return HostAccess(shared, page_tokens, self.rank_table, self.member_slots)
         # Imported here: it loads Triton and the driver.
         from banyan.sglang_plugin.pools.device_access import DeviceAccess
 
@@ -138,6 +138,8 @@ class Kind:
             device=rank.device,
             pool=shared,
             page_tokens=page_tokens,
+            rank_table=self.rank_table,
+            member_slots=self.member_slots,
             config=rank.config,
             num_slots=layout.num_slots(has_arena=True),
             forward_stream=rank.forward_stream,
@@ -224,7 +226,7 @@ class Kind:
     def join(self) -> Places:
         """Take the places, at first or again, under the namespace of the present weights."""
         config, pools, namespace = self.config, self.pools, self._namespace_digest()
-        frame_table, peers = self.access.join(self.rank_table, self.member_slots, namespace)
+        frame_table, peers = self.access.join(namespace)
         self.residency_report.joined(namespace)
         num_parts = self.member_slots.num_parts
         if config.store and self.member_slots.is_keeper and self.store is None:
@@ -245,9 +247,7 @@ class Kind:
             member_slots=self.member_slots,
             namespace=namespace,
             arena=self._arena,
-            peers=self.access.arena_peers(
-                self.rank_table, self.member_slots, namespace, self.block, self._arena.memory
-            ),
+            peers=self.access.arena_peers(namespace, self.block, self._arena.memory),
             layers_per_read=layers_per_read(config.store_layers_per_read, self.block.layer_bytes),
             link_bytes_per_s=self.access.link_bytes_per_s,
             counters=self._rank.counters,
