@@ -19,8 +19,8 @@ def identity_with_models_from_elsewhere(monkeypatch):
     monkeypatch.setenv("SGLANG_EXTERNAL_MODEL_PACKAGE", "models.of.ours")
     monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     monkeypatch.setattr(identity, "get_lora", lambda: SimpleNamespace(lora_paths=None))
-    pool = SimpleNamespace(dtype=torch.bfloat16)
-    identity.Identity(SERVER, Config(store=("/kv",)), server="s", pool=pool, drafts=(), noted=())
+    pools = SimpleNamespace(pool=SimpleNamespace(dtype=torch.bfloat16), drafts=(), identity=())
+    identity.Identity(SERVER, Config(store=("/kv",)), pools, {"server": "s", "noted": []})
 
 
 class AllocatorOfAnotherPlugin:

@@ -496,8 +496,8 @@ def computing(monkeypatch, *adapters, **flags):
     monkeypatch.setattr(identity, "get_lora", lambda: SimpleNamespace(lora_paths=loaded or None))
     monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     args = asked(model_path="m", revision=None, **flags)
-    pool = SimpleNamespace(dtype="torch.bfloat16")
-    made = identity.Identity(args, Config(store=("/kv",)), server="s", pool=pool, drafts=(), noted=())
+    pools = SimpleNamespace(pool=SimpleNamespace(dtype="torch.bfloat16"), drafts=(), identity=())
+    made = identity.Identity(args, Config(store=("/kv",)), pools, {"server": "s", "noted": []})
     return made.computing(made.weights_sha256)
 
 

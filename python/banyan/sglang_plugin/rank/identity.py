@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from banyan.layout import MemberSlots, Namespace, PageLayout
 from banyan.layout.checkpoint import is_by_content
 from banyan.refusals.start import weights_refusal
 from banyan.sglang_plugin import model_files, runtime
+from banyan.sglang_plugin.pools.kind_pools import KindPools
 from banyan.sglang_plugin.rank.store_access import weights_digest
 
 _TOLD_OTHERWISE = frozenset(
@@ -64,15 +65,14 @@ _NAME_FILES = frozenset({"decrypted_config_file", "decrypted_draft_config_file",
 class Identity:
     """What tells this rank's pages from others, and stays as it is; what the weights go through comes on top."""
 
-    def __init__(
-        self, server_args: Any, config: Config, *, server: str, pool: Any, drafts: Sequence[Any], noted: Sequence[Any]
-    ) -> None:
-        """Refuses weights that cannot be told from others, where pages outlive the server or leave it. ``noted``: the
-        files that were to be loaded, as they were before."""
+    def __init__(self, server_args: Any, config: Config, pools: KindPools, carried: Mapping[str, Any]) -> None:
+        """Refuses weights that cannot be told from others, where pages outlive the server or leave it. ``carried``:
+        what the main process left, with the files that were to be loaded as they were before."""
         self._server_args = server_args
-        self._server = server
+        self._server = carried["server"]
         self._engine = f"sglang {importlib.metadata.version('sglang')}"
-        self._pool = pool
+        self._pool = pools.pool
+        self._layers = pools.identity
         self.weights_sha256 = ""
         self._adapters: list[str] = []
         if config.knows_weights:
@@ -81,9 +81,9 @@ class Identity:
             self.weights_sha256 = weights_digest(config, server_args.model_path, server_args.revision)
             if package := external_models():
                 runtime.refuse(weights_refusal(f"SGLANG_EXTERNAL_MODEL_PACKAGE={package} is code that nobody digests"))
-        self._config_sha256 = _config_digest(server_args, str(pool.dtype))
-        self._draft = _draft_identity(drafts, config) if drafts else ()
-        changed = model_files.changed(noted) if config.knows_weights else None
+        self._config_sha256 = _config_digest(server_args, str(pools.pool.dtype))
+        self._draft = _draft_identity(pools.drafts, config) if pools.drafts else ()
+        changed = model_files.changed(carried["noted"]) if config.knows_weights else None
         if changed is not None:
             runtime.refuse(weights_refusal(f"{changed} has changed since the server was started: start it again"))
 
@@ -94,17 +94,10 @@ class Identity:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def namespace(
-        self,
-        page: PageLayout,
-        *,
-        page_tokens: int,
-        changes: str,
-        content: str,
-        member_slots: MemberSlots,
-        window: tuple[str, ...],
+        self, page: PageLayout, *, page_tokens: int, changes: str, content: str, member_slots: MemberSlots
     ) -> Namespace:
         """``changes``: what the weights have gone through since the start, or nothing. ``content``: the digest of what
-        they are then, where it is known. ``window``: which layers the pages are of, where not of all."""
+        they are then, where it is known."""
         args, pool, parallel = self._server_args, self._pool, get_parallel()
         return Namespace(
             # Equal weights are equal whatever their folder is called.
@@ -127,7 +120,7 @@ class Identity:
             attn_cp_size=parallel.attn_cp_size,
             attn_cp_rank=parallel.attn_cp_rank,
             draft=self._draft,
-            window=window,
+            window=self._layers,
         )
 
 

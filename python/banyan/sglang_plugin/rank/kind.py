@@ -91,14 +91,7 @@ class Kind:
         self.pools = pools
         self.is_on_host = rank.device is None
         self._rank = rank
-        self._identity = Identity(
-            args,
-            config,
-            server=rank.carried["server"],
-            pool=pools.pool,
-            drafts=pools.drafts,
-            noted=rank.carried["noted"],
-        )
+        self._identity = Identity(args, config, pools, rank.carried)
         shared = together(pools.pool, pools.drafts)
         self._page = shared.banyan_geometry.page
         self.block = BlockGeometry.of_page(self._page)
@@ -391,5 +384,4 @@ class Kind:
             changes=self._changes,
             content=self._content,
             member_slots=self.member_slots,
-            window=self.pools.identity,
         )
