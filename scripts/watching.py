@@ -85,7 +85,7 @@ def alert_rules() -> str:
     ]
     for rule in RULES:
         expression = rule.condition.promql()
-        lines += _rule(rule.name, rule.severity.value, expression, rule.held, rule.summary, rule.advice, "dp_rank")
+        lines += _rule(rule.name, rule.severity, expression, rule.held, rule.summary, rule.advice, "dp_rank")
     for group, rules in (("banyan-servers", SERVER_RULES), ("banyan-router", ROUTER_RULES)):
         lines += [f"  - name: {group}", "    rules:"]
         for words in rules:

@@ -7,10 +7,7 @@ the same thing under the same name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Protocol
 
 from banyan.observe.rates import ALERT_S, Rates
 from banyan.observe.reading import RankReading
@@ -24,21 +21,6 @@ PLACED = tuple(name for name in DESCRIPTIONS if name.startswith("placed_") and n
 def _shown(name: str) -> str:
     """What a query calls it."""
     return SERIES[name].name
-
-
-class Severity(StrEnum):
-    CRITICAL = "critical"
-    WARNING = "warning"
-
-
-class Condition(Protocol):
-    def holds(self, rates: Rates, rank: RankReading) -> bool:
-        """Whether it holds for a rank, by what was seen of it."""
-        ...
-
-    def promql(self) -> str:
-        """The same as a query."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +85,8 @@ class Above:
         return f"{_shown(self.gauge)} > {whole}"
 
 
-@dataclass(frozen=True, slots=True)
-class Below:
-    """A gauge is below another one."""
-
-    gauge: str
-    of: str
-
-    def holds(self, rates: Rates, rank: RankReading) -> bool:
-        return rank.has(self.gauge) and rank.value(self.gauge) < rank.value(self.of)
-
-    def promql(self) -> str:
-        return f"{_shown(self.gauge)} < {_shown(self.of)}"
+Condition = Grown | Share | Busy | Above
+"""``holds``: for a rank, by what was seen of it; ``promql`` is the same as a query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,20 +94,20 @@ class Rule:
     """``held``: how long it must hold, in Prometheus' words, before anybody is called."""
 
     name: str
-    severity: Severity
+    severity: str
     condition: Condition
     summary: str
     advice: str
     held: str = "0m"
 
 
-CRITICAL, WARNING = Severity.CRITICAL, Severity.WARNING
+CRITICAL, WARNING = "critical", "warning"
 
 RULES = (
     Rule(
         "BanyanRankGone",
         CRITICAL,
-        Below("num_live_ranks", "num_ranks"),
+        Above("num_ranks", 1, of="num_live_ranks"),
         "a rank of this server is not there",
         "SGLang ends the whole server when a rank dies, and this one goes on: look at its log, and restart it.",
         held="1m",
@@ -302,21 +274,10 @@ RULES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Alert:
-    """A rule that holds now, and for which ranks."""
-
-    rule: Rule
-    ranks: tuple[int, ...]
-
-
-def alerts(rates: Rates) -> list[Alert]:
-    """The rules that hold, critical ones first."""
-    found = [Alert(rule, tuple(_ranks(rule, rates))) for rule in RULES]
-    return sorted((alert for alert in found if alert.ranks), key=lambda alert: alert.rule.severity != CRITICAL)
-
-
-def _ranks(rule: Rule, rates: Rates) -> Iterator[int]:
-    for rank in rates.now.ranks:
-        if rule.condition.holds(rates.over(ALERT_S), rank):
-            yield rank.dp_rank
+def alerts(rates: Rates) -> list[tuple[Rule, list[int]]]:
+    """The rules that hold now, critical ones first, and for which ranks each does."""
+    lately = rates.over(ALERT_S)
+    found = [
+        (rule, [rank.dp_rank for rank in lately.now.ranks if rule.condition.holds(lately, rank)]) for rule in RULES
+    ]
+    return sorted((alert for alert in found if alert[1]), key=lambda alert: alert[0].severity != CRITICAL)

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
-from banyan.observe.alerts import Alert, alerts
+from banyan.observe.alerts import alerts
 from banyan.observe.rates import WEAR_S, Rates
 from banyan.observe.reading import HIT_SOURCES, RankReading, Reading
 from banyan.telemetry import WINDOW_MINUTES
@@ -38,7 +40,7 @@ def summary(rates: Rates) -> dict[str, Any]:
         "version": now.version,
         "taken_s": round(now.taken_s, 3),
         "is_since_start": rates.is_since_start,
-        "hits": hits(rates),
+        "hits": hits(rates.total_grown),
         "ceiling": ceiling(now),
         "per_s": {name: round(rates.total_per_s(name), 3) for name in RATES},
         "distinct_share": round(now.distinct_share, 4),
@@ -47,7 +49,16 @@ def summary(rates: Rates) -> dict[str, Any]:
         ],
         "store": _store(rates),
         "ranks": [_rank(rates, rank) for rank in now.ranks],
-        "alerts": [_alert(alert) for alert in alerts(rates)],
+        "alerts": [
+            {
+                "name": rule.name,
+                "severity": rule.severity,
+                "summary": rule.summary,
+                "advice": rule.advice,
+                "ranks": ranks,
+            }
+            for rule, ranks in alerts(rates)
+        ],
     }
 
 
@@ -58,18 +69,13 @@ def ceiling(now: Reading) -> dict[str, float]:
     return ceilings | {name: now.of_nodes(f"hit_share_{name}", "24h") for name in ("half", "same", "double")}
 
 
-def hits(rates: Rates) -> dict[str, float]:
-    """Prompt tokens by where they were: a source, or "computed"."""
-    found = {source: rates.total_grown(f"{source}_tokens") for source in HIT_SOURCES}
-    return _with_computed(rates.total_grown("prompt_tokens"), found)
-
-
-def _with_computed(prompt_tokens: float, found: dict[str, float]) -> dict[str, float]:
-    return {**found, "computed": max(0.0, prompt_tokens - sum(found.values()))}
+def hits(grown: Callable[[str], float]) -> dict[str, float]:
+    """Prompt tokens by where they were: a source, or "computed". ``grown``: by how much a counter has."""
+    found = {source: grown(f"{source}_tokens") for source in HIT_SOURCES}
+    return {**found, "computed": max(0.0, grown("prompt_tokens") - sum(found.values()))}
 
 
 def _rank(rates: Rates, rank: RankReading) -> dict[str, Any]:
-    found = {source: rates.grown(rank, f"{source}_tokens") for source in HIT_SOURCES}
     return {
         "dp_rank": rank.dp_rank,
         "up_s": rank.up_s,
@@ -77,7 +83,7 @@ def _rank(rates: Rates, rank: RankReading) -> dict[str, Any]:
         "num_waiting": rank.num_waiting,
         "num_used_tokens": rank.num_used_tokens,
         "page_tokens": rank.page_tokens,
-        "hits": _with_computed(rates.grown(rank, "prompt_tokens"), found),
+        "hits": hits(partial(rates.grown, rank)),
         "per_s": {name: round(rates.per_s(rank, name), 3) for name in RATES},
         "values": dict(sorted(rank.values.items())),
     }
@@ -98,15 +104,4 @@ def _store(rates: Rates) -> dict[str, float | None] | None:
         "allowed_bytes_per_day": now.total("store_write_bytes_per_day"),
         "checksum_failures": now.total("store_checksum_failures"),
         "stalls": now.total("store_stalls"),
-    }
-
-
-def _alert(alert: Alert) -> dict[str, Any]:
-    rule = alert.rule
-    return {
-        "name": rule.name,
-        "severity": rule.severity.value,
-        "summary": rule.summary,
-        "advice": rule.advice,
-        "ranks": list(alert.ranks),
     }
