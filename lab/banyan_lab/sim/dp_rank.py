@@ -10,7 +10,7 @@ from enum import Enum
 from functools import partial
 
 from banyan.core import SourceKind
-from banyan.planner import MoveRates, Planner, PrefillCost, PrefillTimes
+from banyan.planner import MoveRates, Planner, PrefillCost, PrefillTimes, Pricing
 from banyan.planner.victims import CostShares
 from banyan_lab.sim.batching import attention_cost
 from banyan_lab.sim.caches import Page, Pool
@@ -108,13 +108,13 @@ class Rank:
         self.number = number
         self.out = Link(sim, f"rank{number}.out", site.copy_bytes_per_s)
         self.rates = MoveRates()
-        self.planner = Planner(
+        pricing = Pricing(
             times=PrefillTimes(_whole_cost(site.prefill)),
             rates=self.rates,
             num_layers=site.prefill.model.num_layers,
-            min_pages=1,
         )
-        self.shares = CostShares(lambda kind: self.planner.move_share(kind, site.page_tokens), lambda: sim.now_s)
+        self.planner = Planner(pricing, min_pages=1)
+        self.shares = CostShares(lambda kind: pricing.move_share(kind, site.page_tokens), lambda: sim.now_s)
         by_loss = None if site.evicts is Evicts.BY_AGE else partial(self._loss, copy_of)
         self.pool = Pool(site.pool_tokens // site.page_tokens, by_loss, site.num_hearing)
         self.queue: deque[Request] = deque()

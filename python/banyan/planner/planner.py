@@ -30,9 +30,7 @@ import msgspec
 from banyan.core import Outcome, Refusal, SourceKind, Supplier, rid_of
 from banyan.latest import Latest
 from banyan.pacing.correction import length_class
-from banyan.planner.move_rates import MoveRates
 from banyan.planner.plan import Estimated, Plan, PlanReason, Pricing, Tail, most_saving
-from banyan.planner.prefill_times import PrefillTimes
 from banyan.telemetry import Why
 
 TRIAL_EVERY = 64
@@ -77,25 +75,13 @@ class Planner:
     """Decides how many of the pages found for a tail are moved."""
 
     def __init__(
-        self,
-        *,
-        times: PrefillTimes,
-        rates: MoveRates,
-        num_layers: int,
-        min_pages: int,
-        num_in_step: int = 1,
-        fixed_tokens: float = 0.0,
-        num_kinds: int = 1,
-        clock: Callable[[], float] = time.time,
+        self, pricing: Pricing, *, min_pages: int, num_kinds: int = 1, clock: Callable[[], float] = time.time
     ) -> None:
-        """``num_in_step`` ranks wait when this one does. A move brings ``fixed_tokens`` besides those that it is of.
-        With pages of several kinds a prefix can be restored at few lengths: a tail is moved as far as it was found, or
-        not at all. ``clock``: seconds since the epoch, for what is told."""
+        """With pages of several kinds a prefix can be restored at few lengths: a tail is moved as far as it was found,
+        or not at all. ``clock``: seconds since the epoch, for what is told."""
         self._clock = clock
         self._num_kinds = num_kinds
-        self._pricing = Pricing(
-            times=times, rates=rates, num_layers=num_layers, num_in_step=num_in_step, fixed_tokens=fixed_tokens
-        )
+        self._pricing = pricing
         self._min_pages = max(1, min_pages)
         self._habits: Latest[tuple[tuple[Supplier, ...], int], _Habit] = Latest(MAX_HABITS)
         self._decisions: Latest[str, _Decision] = Latest(MAX_WAITING)
@@ -150,10 +136,6 @@ class Planner:
         """It has ended and asks no more. It can still be told of."""
         self._decisions.pop(request, None)
         self._reads.pop(request, None)
-
-    def move_share(self, kind: SourceKind, num_tokens: int) -> float | None:
-        """What it takes to move so many tokens from ``kind``, over what it takes to compute them; None: not known."""
-        return self._pricing.move_share(kind, num_tokens)
 
     def _plan(self, tail: Tail, asked: Action | None, *, uncut: Collection[SourceKind]) -> Plan:
         plan = self._compare(tail, asked, uncut=uncut)

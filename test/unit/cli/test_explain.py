@@ -7,7 +7,7 @@ import pytest
 from banyan import cli
 from banyan.cli import explain
 from banyan.core import Outcome, Run, SourceKind
-from banyan.planner import MoveRates, Planner, PrefillCost, PrefillTimes, Tail
+from banyan.planner import MoveRates, Planner, PrefillCost, PrefillTimes, Pricing, Tail
 from banyan.telemetry import Dropped, Pseudonyms, rid_pseudonym
 
 NAMES = Pseudonyms("what the server's processes know")
@@ -35,7 +35,8 @@ def made_drops():
 def made_plans():
     """What a real planner explains: one measured plan and one without figures."""
     rates = MoveRates()
-    planner = Planner(times=PrefillTimes(PrefillCost(1000.0, 100.0, 0.0, 0.0)), rates=rates, num_layers=30, min_pages=1)
+    times = PrefillTimes(PrefillCost(1000.0, 100.0, 0.0, 0.0))
+    planner = Planner(Pricing(times=times, rates=rates, num_layers=30), min_pages=1)
     found = Tail(own_tokens=32, prompt_tokens=200, page_tokens=16, runs=(Run(SourceKind.PEER, 10),), max_rank=3)
     planner.decide("first", found)
     rates.observe(SourceKind.PEER, 160, 480.0)

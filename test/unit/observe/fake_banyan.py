@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
 from banyan.core import Outcome, Run, SourceKind
-from banyan.planner import MoveRates, Planner, PrefillCost, PrefillTimes, Tail
+from banyan.planner import MoveRates, Planner, PrefillCost, PrefillTimes, Pricing, Tail
 from banyan.telemetry import Counters, Holding, Pseudonyms, RecentPrompts
 
 PAGE = 16
@@ -47,13 +47,8 @@ class FakeBanyan:
     def _planner(self):
         rates = MoveRates()
         rates.observe(SourceKind.PEER, 160, 480.0)
-        return Planner(
-            times=PrefillTimes(PrefillCost(1000.0, 100.0, 0.0, 0.0)),
-            rates=rates,
-            num_layers=30,
-            min_pages=1,
-            clock=lambda: self.now_s,
-        )
+        times = PrefillTimes(PrefillCost(1000.0, 100.0, 0.0, 0.0))
+        return Planner(Pricing(times=times, rates=rates, num_layers=30), min_pages=1, clock=lambda: self.now_s)
 
     def _conversations(self):
         """Three tasks that begin with one system prompt, some conversations each."""

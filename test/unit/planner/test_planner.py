@@ -46,8 +46,9 @@ def rates_of(**per_token_us):
     return rates
 
 
-def planner(rates, *, times=None, min_pages=1, **more):
-    return Planner(times=times or PrefillTimes(COST), rates=rates, num_layers=LAYERS, min_pages=min_pages, **more)
+def planner(rates, *, times=None, min_pages=1, num_kinds=1, **more):
+    pricing = Pricing(times=times or PrefillTimes(COST), rates=rates, num_layers=LAYERS, **more)
+    return Planner(pricing, min_pages=min_pages, num_kinds=num_kinds)
 
 
 def test_plan_when_eight_ranks_would_wait_for_a_move_then_only_what_hides_is_moved():
@@ -425,7 +426,7 @@ def test_plan_when_the_rest_is_expected_to_take_no_time_then_what_was_found_is_m
     times = SimpleNamespace(expected=lambda piece: (0.0, 0.0, 0.0) if piece[0] <= 16 else (1000.0, 10.0, 1000.0))
     rates = MoveRates()
     rates.observe(SourceKind.PEER, 160, 10.0)
-    planner = Planner(times=times, rates=rates, num_layers=30, min_pages=1)
+    planner = Planner(Pricing(times=times, rates=rates, num_layers=30), min_pages=1)
     found = Tail(own_tokens=0, prompt_tokens=176, page_tokens=16, runs=(Run(SourceKind.PEER, 10),))
     assert planner.decide("r", found).num_pages == 10
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from banyan.core import Fetch, Offer, Outcome, Refusal, Run, SourceKind, Supplier
 from banyan.pacing.write_pause import WritePause
-from banyan.planner import Action, ForwardSample, MoveRates, Piece, Planner, PrefillTimes, RequestFacts
+from banyan.planner import Action, ForwardSample, MoveRates, Piece, Planner, PrefillTimes, Pricing, RequestFacts
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank import prefill
 from banyan.sglang_plugin.rank.reporting.spans import Spans
@@ -45,15 +45,14 @@ class RankPlanner:
         self._default_action = Action.MOVE if config is not None and config.plan == "move" else None
         self._times = PrefillTimes(chunk_tokens=chunk_tokens)
         self._rates = MoveRates()
-        self._planner = Planner(
+        self._pricing = Pricing(
             times=self._times,
             rates=self._rates,
             num_layers=num_layers,
-            min_pages=min_pages,
             num_in_step=num_in_step,
             fixed_tokens=fixed_tokens,
-            num_kinds=num_kinds,
         )
+        self._planner = Planner(self._pricing, min_pages=min_pages, num_kinds=num_kinds)
         self._fixed_tokens = fixed_tokens
         self._pieces_prepared: tuple[Piece, ...] = ()
         self.pieces_running: tuple[Piece, ...] = ()
@@ -85,7 +84,7 @@ class RankPlanner:
 
     def move_share(self, kind: SourceKind) -> float | None:
         """What it takes to have an evicted prefix again from ``kind``, over computing it; None while not measured."""
-        return self._planner.move_share(kind, TYPICAL_TOKENS)
+        return self._pricing.move_share(kind, TYPICAL_TOKENS)
 
     def decode_us(self) -> float | None:
         """What a forward over a single token takes, as forwards tell; None while nothing is known."""
