@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import Generic
 
 import msgspec
 
@@ -35,7 +34,8 @@ from banyan.arena.prefetch import joined
 from banyan.core import Fetch, Offer, Outcome, Refusal, Run, SourceKind
 from banyan.latest import Latest
 from banyan.layout import MemberSlots
-from banyan.ports import Copy, Elsewhere, FetchPlanner, Frames, Lease, Match, OwnFrameTable, Request
+from banyan.planner import RequestFacts
+from banyan.ports import Copy, Elsewhere, FetchPlanner, Frames, Lease, Match, OwnFrameTable
 from banyan.restorable import KindPages, WindowPages
 from banyan.supply import Held, Part, Supply
 from banyan.telemetry import Counters
@@ -142,7 +142,7 @@ Wanted = tuple[Sequence[str], Frames]
 """Pages of one kind that a fetch is to bring, and the frames of the rank's pool that they go to."""
 
 
-class PrefixCache(Generic[Request]):
+class PrefixCache:
     """One rank's view of the node's prefix cache.
 
     Args:
@@ -158,7 +158,7 @@ class PrefixCache(Generic[Request]):
         page_tokens: int,
         full: KindPages,
         beside: Sequence[WindowPages],
-        planner: FetchPlanner[Request],
+        planner: FetchPlanner,
         agreed: Callable[[bool], bool],
         counters: Counters,
     ) -> None:
@@ -187,7 +187,7 @@ class PrefixCache(Generic[Request]):
 
     # ---- match -------------------------------------------------------------------------------------------------
 
-    def prepare(self, request: Request, keys: Sequence[str]) -> Offer:
+    def prepare(self, request: RequestFacts, keys: Sequence[str]) -> Offer:
         """Where the leading pages of ``keys`` can come from, reads of the store included, which this starts.
 
         SGLang asks again on every scheduling pass while a request waits, so an answer is kept until some peer's
@@ -238,7 +238,7 @@ class PrefixCache(Generic[Request]):
         first = self._member_slots.slot(rank, self._member_slots.shard) if is_here else None
         return slots if first not in slots else sorted(slots, key=lambda slot: slot != first)
 
-    def _start_reads(self, request: Request, keys: Sequence[str], behind: Sequence[str]) -> Sequence[Run]:
+    def _start_reads(self, request: RequestFacts, keys: Sequence[str], behind: Sequence[str]) -> Sequence[Run]:
         """Read what only the store has, unless that began when the request came; what is on its way. Of two kinds only
         what began then: it needs to be known which pages of the other kind go with it."""
         prefetch = self._full.supply.prefetch

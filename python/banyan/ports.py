@@ -8,10 +8,13 @@ GPUs. Everything here is called on the scheduler thread; only a ``Copy`` is work
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, Self, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, runtime_checkable
 
 from banyan import _native
 from banyan.core import Fetch, Outcome, Refusal, Run
+
+if TYPE_CHECKING:
+    from banyan.planner import RequestFacts
 
 Clock = Callable[[], int]
 """Monotonic time in nanoseconds. The simulator has its own."""
@@ -228,25 +231,10 @@ class Asked(Protocol[Found]):
         """The questions that are over since the last call."""
 
 
-class AskingRequest(Protocol):
-    """What the cache has to know of a request (``banyan.planner.RequestFacts``)."""
-
-    @property
-    def id(self) -> str:
-        """The rank's own name of it."""
-
-    @property
-    def max_rank(self) -> int:
-        """Who was said to hold the longest prefix of it; -1: nobody."""
-
-
-Request = TypeVar("Request", bound=AskingRequest, contravariant=True)
-
-
-class FetchPlanner(Protocol[Request]):
+class FetchPlanner(Protocol):
     """Decides what is worth reading, and is told what becomes of every fetch."""
 
-    def num_to_read(self, request: Request, num_missing: int, found: Run, /) -> int:
+    def num_to_read(self, request: RequestFacts, num_missing: int, found: Run, /) -> int:
         """Of the ``num_missing`` last pages of the prompt the store, or another node, has ``found``, from the first on:
         how many to read."""
 

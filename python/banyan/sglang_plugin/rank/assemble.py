@@ -16,7 +16,6 @@ from typing import Any
 from banyan import faults
 from banyan.cache import PrefixCache
 from banyan.pacing.write_pause import WritePause
-from banyan.planner import RequestFacts
 from banyan.sglang_plugin import page_hash, runtime
 from banyan.sglang_plugin.pools.choose import open_device
 from banyan.sglang_plugin.pools.kind_pools import RankPools
@@ -110,7 +109,7 @@ def _make_planner(setup: RankSetup, kinds: Kinds, pools: RankPools) -> RankPlann
     return planner
 
 
-def _make_cache(setup: RankSetup, kinds: Kinds, planner: RankPlanner, shards: Shards) -> PrefixCache[RequestFacts]:
+def _make_cache(setup: RankSetup, kinds: Kinds, planner: RankPlanner, shards: Shards) -> PrefixCache:
     return PrefixCache(
         member_slots=kinds.full.member_slots,
         page_tokens=setup.page_tokens,
@@ -123,7 +122,7 @@ def _make_cache(setup: RankSetup, kinds: Kinds, planner: RankPlanner, shards: Sh
 
 
 def _keep_time(
-    cache: PrefixCache[RequestFacts],
+    cache: PrefixCache,
     planner: RankPlanner,
     kinds: Kinds,
     pools: RankPools,

@@ -8,7 +8,6 @@ from typing import Any
 
 from banyan import faults
 from banyan.cache import NOTHING_QUEUED, PrefixCache
-from banyan.planner import RequestFacts
 from banyan.ports import Copy, LayerWatch
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.access import DeviceTimer
@@ -27,7 +26,7 @@ class LayerWait:
 
     def __init__(
         self,
-        cache: PrefixCache[RequestFacts],
+        cache: PrefixCache,
         clock: LayerClock,
         planner: RankPlanner,
         num_layers: int,

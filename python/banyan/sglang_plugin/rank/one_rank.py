@@ -23,7 +23,6 @@ from banyan.arena.page_source import Worth, all_that_is_found
 from banyan.arena.write_back import WriteBack
 from banyan.cache import PrefixCache
 from banyan.core import Run, SourceKind
-from banyan.planner import RequestFacts
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.access import Window
 from banyan.sglang_plugin.pools.kind_pools import RankPools
@@ -52,7 +51,7 @@ class RankParts:
     shards: Shards
     kinds: Kinds
     planner: RankPlanner
-    cache: PrefixCache[RequestFacts]
+    cache: PrefixCache
     publication: Publication
     layer_wait: LayerWait
     demand: NodeDemand

@@ -19,7 +19,6 @@ from typing import Any
 
 from banyan.cache import PrefixCache
 from banyan.latest import Latest
-from banyan.planner import RequestFacts
 from banyan.sglang_plugin.pools.access import Window
 from banyan.sglang_plugin.rank import requests
 from banyan.sglang_plugin.rank.all_kinds import Kinds
@@ -33,7 +32,7 @@ MAX_ANNOUNCED = 1 << 16
 class Publication:
     """Between a rank's pool, which knows when pages are complete, and who wants them."""
 
-    def __init__(self, cache: PrefixCache[RequestFacts], kinds: Kinds, page_tokens: int) -> None:
+    def __init__(self, cache: PrefixCache, kinds: Kinds, page_tokens: int) -> None:
         self._cache = cache
         self._full, self._beside = kinds.full, kinds.beside
         self._page_tokens = page_tokens

@@ -9,7 +9,6 @@ from typing import Any
 
 from banyan.cache import PrefixCache
 from banyan.pacing.lockstep import most_moved_tokens
-from banyan.planner import RequestFacts
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.rank import prefill
@@ -33,9 +32,7 @@ def step_together(
     prefill.step_together(most_moved)
 
 
-def allocate_without_circles(
-    cache: PrefixCache[RequestFacts], shards: Shards, allocators: Sequence[QuarantiningAllocator]
-) -> None:
+def allocate_without_circles(cache: PrefixCache, shards: Shards, allocators: Sequence[QuarantiningAllocator]) -> None:
     """A reader of this rank's pages may be waiting for what it has leased of the reader's. So a load waits for a moment
     only, and the shards of a rank give it up together. What SGLang cannot do without (pages of a prefill or a decode,
     slots of states) is waited for, and then the leases go. No prefill is planned with what a reader holds for long.

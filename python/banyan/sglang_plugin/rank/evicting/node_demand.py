@@ -9,7 +9,6 @@ Scheduler thread only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from banyan import _native
 from banyan.cache import PrefixCache
@@ -21,7 +20,7 @@ class NodeDemand:
     None where there is no other. ``num_frames``: of the pools of all ranks that hear each other. ``reuse``: told of the
     same."""
 
-    def __init__(self, others: PrefixCache[Any] | None, num_frames: int, counters: Counters, reuse: NodeReuse) -> None:
+    def __init__(self, others: PrefixCache | None, num_frames: int, counters: Counters, reuse: NodeReuse) -> None:
         self._others = others
         self._counters = counters
         self._reuse = reuse
