@@ -17,7 +17,7 @@ def knob_table(settings: type, group: str) -> str:
     """The knobs of one group as a Markdown table."""
     rows = ["| flag | default | meaning |", "|---|---|---|"]
     for _, default, one in knobs.knobs_of(settings):
-        if one.flag and one.group == group:
+        if one.group == group:
             rows.append(f"| `{_usage(one)}` | {_shown_as_code(default, one)} | {one.text} |")
     return "\n".join(rows) + "\n"
 

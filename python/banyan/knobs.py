@@ -27,7 +27,7 @@ class Knob:
     """One knob without its name, type and default, which are the field's.
 
     Attributes:
-        flag: on the command line; empty for a knob that has none.
+        flag: on the command line.
         group: the table of the documentation that it belongs to.
         text: one sentence for ``--help`` and for the documentation.
         metavar: what to write behind the flag; empty for a switch.
@@ -74,9 +74,9 @@ def check(settings: Any) -> None:
     Raises:
         ValueError: for the first that is out of range, naming its flag.
     """
-    for name, default, one in knobs_of(type(settings)):
+    for name, _, one in knobs_of(type(settings)):
         value = getattr(settings, name)
-        if one.choices and value not in one.choices and not (value is None and default is None):
+        if one.choices and value not in one.choices:
             raise ValueError(f"{one.flag} {value}: choose one of {', '.join(one.choices)}")
         wrong = one.check(value) if one.check is not None and value is not None else None
         if wrong is not None:
@@ -100,8 +100,6 @@ def _meant(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 def add_to(parser: argparse._ActionsContainer, settings: type) -> None:
     """Add the flags of a settings class."""
     for _, default, one in knobs_of(settings):
-        if not one.flag:
-            continue
         # argparse formats with %: a per cent sign of the text would be taken for one.
         text = one.text.replace("%", "%%")
         if one.switches_to is not None:
@@ -124,7 +122,7 @@ def given(values: Mapping[str, Any], settings: type) -> list[str]:
     found = []
     for _, _, one in knobs_of(settings):
         word = one.flag.lstrip("-").replace("-", "_")
-        if one.flag and word in values and (one.switches_to is None or values[word]):
+        if word in values and (one.switches_to is None or values[word]):
             found.append(one.flag)
     return found
 
@@ -134,8 +132,6 @@ def take_from(values: Mapping[str, Any], settings: type) -> dict[str, Any]:
     decides are missing."""
     taken = {}
     for name, default, one in knobs_of(settings):
-        if not one.flag:
-            continue
         word = one.flag.lstrip("-").replace("-", "_")
         if one.switches_to is not None:
             taken[name] = one.switches_to if values[word] else default
