@@ -10,7 +10,6 @@ from typing import Any
 from banyan import knobs
 from banyan.router.paths import OTHER, ROWS, By, To
 from banyan.telemetry import SERIES
-from banyan.telemetry.gauges import STORE_PREFIX
 
 
 def knob_table(settings: type, group: str) -> str:
@@ -53,7 +52,7 @@ def figure_table(page: str, made: str) -> str:
     named = set(re.findall(r"`([a-z0-9_*]+)`", before + behind.partition("<!-- end -->")[2]))
     lines = ["| figure | meaning |", "|---|---|"]
     for name, series in SERIES.items():
-        names = (name, name.removeprefix(STORE_PREFIX))
+        names = (name, name.removeprefix("store_"))
         if not any(fnmatchcase(one, pattern) for one in names for pattern in named):
             lines.append(f"| `{name}` | {series.text} |")
     return "\n".join(lines) + "\n"

@@ -7,7 +7,7 @@ from banyan.telemetry.copy_sample import Copies, CopySample
 from banyan.telemetry.counters import DESCRIPTIONS, Counters
 from banyan.telemetry.dropped import Dropped
 from banyan.telemetry.estimate import Estimate
-from banyan.telemetry.gauges import GAUGES, STORE_GAUGES, WINDOW_MINUTES, gauges_of
+from banyan.telemetry.gauges import WINDOW_MINUTES, gauges_of
 from banyan.telemetry.json_lines import log_as_json
 from banyan.telemetry.layer_clock import LayerClock
 from banyan.telemetry.mean_copies import MeanCopies
@@ -20,10 +20,8 @@ from banyan.telemetry.threads import notice, num_ended, one_thread, start_thread
 
 __all__ = [
     "DESCRIPTIONS",
-    "GAUGES",
     "PAGE_BYTES",
     "SERIES",
-    "STORE_GAUGES",
     "WINDOW_MINUTES",
     "ChangingLines",
     "Copies",

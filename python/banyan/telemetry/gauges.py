@@ -50,7 +50,7 @@ STORE_GAUGES = {
     "free_places": "of these, places that hold nothing",
     "is_stopped": "1: the store takes no writes: a thread failed, or no manifest can be written",
 }
-"""The same for what a store tells; its figures have names that begin with ``STORE_PREFIX``."""
+"""The same for what a store tells."""
 
 STORE_COUNTERS = {
     "written_bytes": "bytes written to the store since the start",
@@ -71,8 +71,6 @@ STORE_COUNTERS = {
 }
 """Of a store's, what only grows."""
 
-STORE_PREFIX = "store_"
-
 TOLD_GAUGES = {
     "num_prefixes": "prefixes that the cache keeps by command",
     "num_pages": "pages of these",
@@ -80,19 +78,25 @@ TOLD_GAUGES = {
     "num_tenants": "tenants that these are kept for",
     "most_pages_of_tenant": "pages that one tenant may have kept",
 }
-"""The same for what the cache was told, behind ``TOLD_PREFIX``."""
+"""The same for what the cache was told."""
 
 TOLD_COUNTERS = {"num_refused": "pins that were refused since the start"}
 """Of that, what only grows."""
 
-TOLD_PREFIX = "told_"
+SECTIONS = {
+    "": (GAUGES, STATE_COUNTERS),
+    "store_": (STORE_GAUGES, STORE_COUNTERS),
+    "told_": (TOLD_GAUGES, TOLD_COUNTERS),
+}
+"""Gauges, and what only grows, by what their names in ``SERIES`` begin with: the part of a rank's state that tells
+them."""
 
 
 def gauges_of(state: Mapping[str, Any]) -> dict[str, float]:
     """The gauges in a rank's state, and what counts beside its counters, by their names in ``SERIES``; of an arena, a
     store or a feature that it has not, none."""
-    store, told = state.get("store", {}), state.get("told", {})
-    return {name: float(state[name]) for name in (*GAUGES, *STATE_COUNTERS) if name in state} | {
-        **{STORE_PREFIX + name: float(store[name]) for name in (*STORE_GAUGES, *STORE_COUNTERS) if name in store},
-        **{TOLD_PREFIX + name: float(told[name]) for name in (*TOLD_GAUGES, *TOLD_COUNTERS) if name in told},
-    }
+    found: dict[str, float] = {}
+    for prefix, (gauges, counters) in SECTIONS.items():
+        told = state.get(prefix.removesuffix("_"), {}) if prefix else state
+        found |= {prefix + name: float(told[name]) for name in (*gauges, *counters) if name in told}
+    return found

@@ -7,20 +7,11 @@ microseconds, in whole numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from banyan.telemetry.counters import DESCRIPTIONS
-from banyan.telemetry.gauges import (
-    GAUGES,
-    STATE_COUNTERS,
-    STORE_COUNTERS,
-    STORE_GAUGES,
-    STORE_PREFIX,
-    TOLD_COUNTERS,
-    TOLD_GAUGES,
-    TOLD_PREFIX,
-)
+from banyan.telemetry.gauges import SECTIONS
 
 PREFIX = "banyan:"
 MICROSECONDS = "_us"
@@ -43,20 +34,15 @@ def _counter(name: str, text: str) -> Metric:
     return Metric(f"{PREFIX}{stem}_total", text, True)
 
 
-def _behind(prefix: str, texts: Mapping[str, str]) -> dict[str, str]:
-    return {prefix + name: text for name, text in texts.items()}
+def _series() -> Iterator[tuple[str, Metric]]:
+    for name, text in DESCRIPTIONS.items():
+        yield name, _counter(name, text)
+    for prefix, (gauges, counters) in SECTIONS.items():
+        for name, text in gauges.items():
+            yield prefix + name, Metric(PREFIX + prefix + name, text, False)
+        for name, text in counters.items():
+            yield prefix + name, _counter(prefix + name, text)
 
 
-_COUNTERS = {
-    **DESCRIPTIONS,
-    **STATE_COUNTERS,
-    **_behind(STORE_PREFIX, STORE_COUNTERS),
-    **_behind(TOLD_PREFIX, TOLD_COUNTERS),
-}
-_GAUGES = {**GAUGES, **_behind(STORE_PREFIX, STORE_GAUGES), **_behind(TOLD_PREFIX, TOLD_GAUGES)}
-
-SERIES = {
-    **{name: _counter(name, text) for name, text in _COUNTERS.items()},
-    **{name: Metric(PREFIX + name, text, False) for name, text in _GAUGES.items()},
-}
+SERIES = dict(_series())
 """By the names that figures have in the code."""

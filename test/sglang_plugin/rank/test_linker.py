@@ -36,7 +36,8 @@ from banyan.sglang_plugin.rank import linker as module
 from banyan.sglang_plugin.rank.linker import BanyanLinker
 from banyan.sglang_plugin.rank.reporting import figures, report
 from banyan.sglang_plugin.rank.shards import Shards
-from banyan.telemetry import GAUGES, SERIES, Parting, Pseudonyms, rid_pseudonym
+from banyan.telemetry import SERIES, Parting, Pseudonyms, rid_pseudonym
+from banyan.telemetry.gauges import GAUGES
 
 PAGE, TOKENS, LAYERS = 4, 64, 3
 POOL = {

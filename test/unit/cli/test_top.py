@@ -9,7 +9,7 @@ from test.unit.observe.fake_banyan import FakeBanyan
 from banyan import cli
 from banyan.cli import top
 from banyan.observe import asking
-from banyan.telemetry import GAUGES
+from banyan.telemetry.gauges import GAUGES
 
 
 @pytest.fixture(autouse=True)

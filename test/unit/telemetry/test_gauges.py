@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-from banyan.telemetry import SERIES, STORE_GAUGES, gauges_of
+from banyan.telemetry import SERIES, gauges_of
+from banyan.telemetry.gauges import STORE_GAUGES
 
 
 def test_gauges_when_there_is_no_store_then_none_of_it():
