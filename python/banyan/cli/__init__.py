@@ -10,6 +10,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -272,7 +273,7 @@ def _doctor(args: argparse.Namespace) -> int:
     if is_all or args.drive or args.store or args.launch is not None:
         findings += doctor.examine(drives=args.drive, store=args.store, launch=args.launch)
     if args.json:
-        print(json.dumps([finding.as_dict() for finding in findings], indent=2))
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
         for finding in findings:
             print(finding)

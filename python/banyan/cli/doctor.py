@@ -10,13 +10,13 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from banyan import SGLANG_VERSION, __version__, config, patches
-from banyan.cli import doctor_processor
+from banyan import SGLANG_VERSION, __version__, _native, config, patches
 from banyan.cli.doctor_drive import examine_drive, examine_store_drive
 from banyan.cli.doctor_gpu import examine_gpus
 from banyan.cli.doctor_limits import examine_limits
 from banyan.cli.doctor_machine import Kernel, examine_machine
 from banyan.cli.doctor_peer import examine_path
+from banyan.cli.doctor_processor import examine_processor
 from banyan.cli.doctor_sglang import examine_flags
 from banyan.cli.finding import Finding
 from banyan.core import Address
@@ -45,12 +45,10 @@ def examine(
         _kept_arena,
         _sgl_kernel,
         _cpu_engine,
-        doctor_processor.architecture,
-        doctor_processor.rounding,
-        doctor_processor.bfloat16,
     )
     kernel = Kernel()
-    found = [check() for check in checks] + examine_machine(kernel) + examine_limits(kernel) + examine_gpus(CudaDriver)
+    found = [check() for check in checks] + examine_processor()
+    found += examine_machine(kernel) + examine_limits(kernel) + examine_gpus(CudaDriver)
     if launch is not None:
         about_flags, named = examine_flags(launch)
         found, store = found + about_flags, store or named
@@ -163,15 +161,11 @@ def _kept_arena() -> Finding:
 
 
 def _native_core() -> Finding:
-    from banyan import _native
-
     # No command begins where it does not load.
     return Finding("native core", True, _native.__name__)
 
 
 def _shared_memory() -> Finding:
-    from banyan import _native
-
     num_bytes = 1 << 20
     try:
         created = _native.RankTable.create(1)

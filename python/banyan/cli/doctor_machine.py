@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from banyan import _native
 from banyan.arena.sizing import FREE_SHARE
 from banyan.cli.finding import Finding
 from banyan.config import GIB
@@ -91,8 +92,6 @@ def examine_machine(kernel: Kernel) -> list[Finding]:
 
 
 def memory(kernel: Kernel) -> Finding:
-    from banyan import _native
-
     total_bytes, free_bytes = kernel.kib_as_bytes("MemTotal"), _native.available_bytes()
     if not total_bytes or free_bytes is None:
         return Finding("memory", False, "/proc/meminfo cannot be read", "mount /proc: ranks meet by way of it too")

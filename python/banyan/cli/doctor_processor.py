@@ -7,7 +7,7 @@ import platform
 from collections.abc import Collection
 from pathlib import Path
 
-from banyan import config
+from banyan import _native, config
 from banyan.cli.finding import Finding
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -15,15 +15,19 @@ X86, ARM = "x86_64", "aarch64"
 """What the native core is built and tested for."""
 
 
-def architecture() -> Finding:
-    """What is used for copies between pools and the arena in host memory."""
-    from banyan import _native
+def examine_processor() -> list[Finding]:
+    """Every finding about it."""
+    machine = platform.machine()
+    found = [architecture(machine, _native.copy_form())]
+    if machine == X86:
+        flags = CPUINFO.read_text().split()
+        return [*found, rounding(flags, config.most_cpu_isa()), bfloat16(flags)]
+    unknown = f"not known of {machine}: SGLang's CPU engine was tried on {X86} only"
+    return found + [Finding(what, True, unknown) for what in ("CPU rounding", "CPU bfloat16")]
 
-    return architecture_of(platform.machine(), _native.copy_form())
 
-
-def architecture_of(machine: str, copy_form: str) -> Finding:
-    """``copy_form``: of the native core."""
+def architecture(machine: str, copy_form: str) -> Finding:
+    """``copy_form``: what the native core copies between pools and the arena in host memory with."""
     detail = f"{machine}; pages in host memory are copied by {copy_form}"
     if machine == ARM:
         # Loads and stores of other processors come in any order here; the core's tests model no other.
@@ -32,13 +36,7 @@ def architecture_of(machine: str, copy_form: str) -> Finding:
     return Finding("processor", machine == X86, detail, advice)
 
 
-def rounding() -> Finding:
-    if platform.machine() != X86:
-        return _unknown("CPU rounding")
-    return rounding_of(CPUINFO.read_text().split(), config.most_cpu_isa())
-
-
-def rounding_of(cpu_flags: Collection[str], most: str | None) -> Finding:
+def rounding(cpu_flags: Collection[str], most: str | None) -> Finding:
     """Whether equal tokens can be expected: docs/design/0003. ``most``: oneDNN's limit."""
     if "amx_bf16" not in cpu_flags:
         return Finding("CPU rounding", True, "no AMX")
@@ -53,13 +51,7 @@ def rounding_of(cpu_flags: Collection[str], most: str | None) -> Finding:
     return Finding("CPU rounding", True, "AMX", hint=detail)
 
 
-def bfloat16() -> Finding:
-    if platform.machine() != X86:
-        return _unknown("CPU bfloat16")
-    return bfloat16_of(CPUINFO.read_text().split())
-
-
-def bfloat16_of(cpu_flags: Collection[str]) -> Finding:
+def bfloat16(cpu_flags: Collection[str]) -> Finding:
     """Whether the type of most models' weights is multiplied at a fair speed."""
     if config.CPU_FEATURE_FOR_BFLOAT16 in cpu_flags:
         return Finding("CPU bfloat16", True, "AVX-512")
@@ -68,7 +60,3 @@ def bfloat16_of(cpu_flags: Collection[str]) -> Finding:
         "start SGLang's CPU engine with --dtype float32"
     )
     return Finding("CPU bfloat16", True, "no AVX-512", hint=detail)
-
-
-def _unknown(what: str) -> Finding:
-    return Finding(what, True, f"not known of {platform.machine()}: SGLang's CPU engine was tried on {X86} only")

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +22,6 @@ class Finding:
         """Of a line that names the way out behind its last colon that a space follows."""
         reason, _, way_out = line.rpartition(": ")
         return cls(what, False, reason or line, way_out if reason else "")
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     def __str__(self) -> str:
         mark = "BAD " if not self.is_ok else "note" if self.hint else "ok  "
