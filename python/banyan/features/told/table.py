@@ -168,11 +168,9 @@ class Told:
         """Keep nothing any more of what begins a chain, or continues it; how many prefixes that were."""
         return self._drop([one for one in self if one.tenant == tenant and is_one_chain(one.keys, keys)])
 
-    def close(self, session: str) -> list[Prefix]:
-        """A session is over: what was kept for it is kept no longer."""
-        over = [one for one in self if one.session == session]
-        self._drop(over)
-        return over
+    def close(self, session: str) -> int:
+        """A session is over: what was kept for it is kept no longer; how many prefixes that were."""
+        return self._drop([one for one in self if one.session == session])
 
     def expire(self) -> None:
         """Let go of what has been kept for its time."""

@@ -144,18 +144,12 @@ async def _tell(manager: Any, command: Command) -> dict[str, Any]:
     refusals = [answer.error for answer in answers if not answer.success]
     if not refusals:
         # What a rank has stored, others hear of a moment later: who knows least says nothing of what is there.
-        said: dict[str, Any] = max((answer.response[0] for answer in answers), key=_num_pages_found)
-        return said
+        said: list[dict[str, Any]] = [answer.response[0] for answer in answers]
+        return max(said, key=lambda one: one.get("num_pages_found", 0))
     if len(refusals) < len(answers) and command.action in (Action.PIN, Action.RETAIN):
         released = msgspec.structs.replace(command, action=Action.RELEASE, takes_back=command.action, num_untold=0)
         await _ask(manager, released)
     raise Refused(refusals[0])
-
-
-def _num_pages_found(said: dict[str, Any]) -> int:
-    """0 where nothing was to be found."""
-    num_pages: int = said.get("num_pages_found", 0)
-    return num_pages
 
 
 async def _ask(manager: Any, command: Command) -> list[Any]:
