@@ -168,7 +168,7 @@ def _rank(number: int, state: Mapping[str, Any], load: Mapping[str, Any] | None)
     # Under `forwards` the planner tells its last ones, one by one.
     counted = {name: state[name] for name in DESCRIPTIONS if isinstance(state.get(name), int | float)}
     told = {} if load is None else load
-    rid_nonce = str(state["rid_nonce"])
+    rid_nonce, plans = str(state["rid_nonce"]), state.get("plans") or ()
     # One of which no pseudonym can be made would fail only when somebody asks for a request.
     rid_pseudonym(rid_nonce, "")
     return RankReading(
@@ -181,7 +181,7 @@ def _rank(number: int, state: Mapping[str, Any], load: Mapping[str, Any] | None)
         num_waiting=_number(told.get("num_waiting_reqs")),
         num_used_tokens=_number(told.get("num_used_tokens")),
         prompts=tuple(map(SeenPrompt.of, _at_most(MAX_PROMPTS, state.get("prompts") or ()))),
-        plans=tuple(plan for plan in _at_most(MAX_DECISIONS, state.get("plans") or ()) if can_be_said(plan)),
+        plans=tuple({"dp_rank": number, **plan} for plan in _at_most(MAX_DECISIONS, plans) if can_be_said(plan)),
         changing_lines=tuple(map(ChangingLine.of, _at_most(MOST_SHOWN, state.get("changing_lines") or ()))),
         rid_nonce=rid_nonce,
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -68,11 +68,8 @@ class Watched:
         await self._refresh()
         if self._rates is None:
             return []
-        found = [
-            {"dp_rank": rank.dp_rank, **plan}
-            for rank in self._rates.now.ranks
-            for plan in decisions_of(rid, rank.rid_nonce, rank.plans)
-        ]
+        ranks = self._rates.now.ranks
+        found = [plan for rank in ranks for plan in decisions_of(rid, rank.rid_nonce, rank.plans)]
         return [{**told, "url": self.url, "sentences": sentences(told)} for told in found]
 
     async def _refresh(self) -> None:
@@ -99,9 +96,9 @@ class Watched:
         self._asked_s = self._clock()
 
     @staticmethod
-    def _recent(reading: Reading) -> list[dict[str, Any]]:
+    def _recent(reading: Reading) -> list[Mapping[str, Any]]:
         """The last decisions of all ranks, the latest first."""
-        plans = [{"dp_rank": rank.dp_rank, **plan} for rank in reading.ranks for plan in rank.plans]
+        plans = [plan for rank in reading.ranks for plan in rank.plans]
         plans.sort(key=lambda plan: plan.get("planned_s", 0.0), reverse=True)
         return plans[:NUM_RECENT]
 
