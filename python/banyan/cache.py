@@ -35,9 +35,9 @@ from banyan.core import Fetch, Offer, Outcome, Refusal, Run, SourceKind
 from banyan.latest import Latest
 from banyan.layout import MemberSlots
 from banyan.planner import RequestFacts
-from banyan.ports import Copy, Elsewhere, FetchPlanner, Frames, Lease, Match, OwnFrameTable
+from banyan.ports import Copy, Elsewhere, FetchPlanner, Frames, Lease, Match, OwnFrameTable, Peers
 from banyan.restorable import KindPages, WindowPages
-from banyan.supply import Held, Part, Supply
+from banyan.supply import Held, Supply
 from banyan.telemetry import Counters
 
 NOTHING_QUEUED = -1
@@ -445,9 +445,10 @@ class PrefixCache:
         for kind, held in self._held_of(batch):
             kind.supply.detach(held.in_flight_reads)
 
-    def part(self, slots: Sequence[int]) -> Part:
-        """The frame tables in ``slots``, under the present namespace."""
-        return self._full.supply.part(slots)
+    @property
+    def peers(self) -> Peers:
+        """Under the present namespace."""
+        return self._full.supply.peers
 
     def copies_of(self, keys: Sequence[str]) -> list[SourceKind | None]:
         """Where this rank could have each page from now: the first of its frame tables. A hint, as every lookup."""
@@ -462,7 +463,7 @@ class PrefixCache:
 
     def peer_accesses(self) -> Sequence[bytes]:
         """What prompts of the other ranks asked for since the last call, prompt by prompt."""
-        return self._full.supply.read_access_logs(self._member_slots.peers)
+        return self.peers.read_access_logs(self._member_slots.peers)
 
     # ---- publish and release -----------------------------------------------------------------------------------
 

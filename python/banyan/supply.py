@@ -62,24 +62,6 @@ class Nobody:
         raise RuntimeError("this rank has left its peers")
 
 
-class Part:
-    """Some of the frame tables of a supply: their pages are leased before there is a place to copy them to."""
-
-    def __init__(self, peers: Peers, slots: Sequence[int]) -> None:
-        self._peers = peers
-        self._slots = slots
-
-    def lookup(self, keys: Sequence[str]) -> Match:
-        """The leading pages that these frame tables hold."""
-        return self._peers.lookup(keys, self._slots)
-
-    def lease(self, match: Match, keys: Sequence[str]) -> Lease | None:
-        return self._peers.lease(match, keys)
-
-    def start_copy(self, lease: Lease, frames: Frames) -> Copy:
-        return self._peers.start_copy([(lease, frames)])
-
-
 class Supply:
     """One rank's.
 
@@ -89,30 +71,22 @@ class Supply:
     """
 
     def __init__(self, peers: Peers, slots: Sequence[int], prefetch: Prefetch | None) -> None:
-        self._peers = peers
+        self.peers = peers
         self.slots = slots
         self.prefetch = prefetch
 
     @property
     def version(self) -> tuple[int, int]:
         """Differs from the last answer when a page may be found that was not, or the other way round."""
-        return self._peers.version(), self.prefetch.version if self.prefetch is not None else 0
+        return self.peers.version(), self.prefetch.version if self.prefetch is not None else 0
 
     def lookup(self, keys: Sequence[str], slots: Sequence[int] | None = None) -> Match:
         """The leading pages that the frame tables hold; of equally long runs the first of ``slots`` supplies."""
-        return self._peers.lookup(keys, self.slots if slots is None else slots)
-
-    def read_access_logs(self, slots: Sequence[int]) -> Sequence[bytes]:
-        """The pages that prompts of the ranks in ``slots`` asked for since the last call, prompt by prompt."""
-        return self._peers.read_access_logs(slots)
+        return self.peers.lookup(keys, self.slots if slots is None else slots)
 
     def holders(self, keys: Sequence[str]) -> Sequence[int | None]:
         """For each page by itself the first of the frame tables that holds it."""
-        return self._peers.holders(keys, self.slots)
-
-    def part(self, slots: Sequence[int]) -> Part:
-        """Of the frame tables, those in ``slots``."""
-        return Part(self._peers, slots)
+        return self.peers.holders(keys, self.slots)
 
     def arriving(self, keys: Sequence[str]) -> Sequence[Run]:
         """The leading pages that are on their way from the store."""
@@ -130,7 +104,7 @@ class Supply:
         if in_flight_reads is None:
             return Refusal.IN_FLIGHT_READ
         try:
-            lease = self._peers.lease(match, keys[:num_leased]) if num_leased else None
+            lease = self.peers.lease(match, keys[:num_leased]) if num_leased else None
         except BaseException:
             self.detach(in_flight_reads)
             raise
@@ -165,7 +139,7 @@ class Supply:
         """Start to copy all of it into the frames that it was held for."""
         loads = [(item.lease, item.frames) for item in held if item.lease is not None]
         in_flight_reads = [in_flight_read for item in held for in_flight_read in item.in_flight_reads]
-        return self._peers.start_copy(loads, [(item.read, item.positions, item.frames) for item in in_flight_reads])
+        return self.peers.start_copy(loads, [(item.read, item.positions, item.frames) for item in in_flight_reads])
 
     def are_good(self, in_flight_reads: Sequence[InFlightRead]) -> bool:
         """Whether every page was verified; waits for the reads. Each is looked at: a page that failed may have been

@@ -51,14 +51,15 @@ class Arena:
         self.copies: list[Copy] = []
         self.grants = self.lands = True
 
-    def lookup(self, keys):
+    def lookup(self, keys, slots):
         held = [key for key in keys if int(key) < NUM_ARENA_PAGES]
         return SimpleNamespace(num_pages=len(held))
 
     def lease(self, match, keys):
         return Lease(self, len(keys)) if self.grants else None
 
-    def start_copy(self, lease, frames):
+    def start_copy(self, loads):
+        ((lease, frames),) = loads
         self.copies.append(Copy(lease, frames, self.lands))
         return self.copies[-1]
 
@@ -77,7 +78,7 @@ class Scheduler:
 
     def __init__(self) -> None:
         self.arena, self.counters = Arena(), Counters()
-        self.take_backs = TakeBacks(lambda: self.arena, self.counters)
+        self.take_backs = TakeBacks(lambda: self.arena, [0], self.counters)
         self.free = list(range(NUM_POOL_PAGES))
         self.transfers: list[Request] = []
 

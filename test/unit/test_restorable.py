@@ -172,7 +172,7 @@ class Native:
 def native(ranks, monkeypatch):
     """What the reader asks of the window pages' frame tables."""
     native = Native(ranks[1].window.peers)
-    monkeypatch.setattr(ranks[1].pages.supply, "_peers", native)
+    monkeypatch.setattr(ranks[1].pages.supply, "peers", native)
     return native
 
 

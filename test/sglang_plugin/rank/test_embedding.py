@@ -51,7 +51,7 @@ def test_forward_when_pages_are_under_way_then_each_layer_is_read_behind_its_cop
     rank_table, config = _native.RankTable.create(2), Config(min_fetch_tokens=PAGE, host_gb=0.0)
     owner, pool, pages = make_rank(monkeypatch, rank_table, 0, config)
     reader, own_pool, own_pages = make_rank(monkeypatch, rank_table, 1, config)
-    reader.cache._full.supply._peers = LatePeers(reader.cache._full.supply._peers)
+    reader.cache._full.supply.peers = LatePeers(reader.cache._full.supply.peers)
     slots, targets = pages.alloc(PAGE), own_pages.alloc(PAGE)
     owner.offload(transfer(keys(1), slots))
     assert reader.lookup("r", transfer(keys(1), None)) == [1] and reader.load("r", transfer(keys(1), targets))

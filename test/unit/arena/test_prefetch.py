@@ -404,7 +404,7 @@ class LaggingCopy:
 def test_finish_when_the_copy_goes_on_then_what_it_follows_is_let_go_when_it_has_ended(host: StoreHost) -> None:
     host.save([3, 4], keys(1, 2))
     host.lose()
-    lagging = host.cache._full.supply._peers = LaggingPeers(host.rank.peers)
+    lagging = host.cache._full.supply.peers = LaggingPeers(host.rank.peers)
     assert host.cache.prepare(request("r"), keys(1, 2)).num_pages
     assert host.cache.admit("r", keys(1, 2), frames(6, 7)) is not None
     assert host.cache.finish(host.cache.start())

@@ -20,8 +20,7 @@ from enum import StrEnum
 from banyan.features.pairs.roles import Role
 from banyan.latest import Latest
 from banyan.layout import Layout
-from banyan.ports import Copy, Frames, Lease
-from banyan.supply import Part
+from banyan.ports import Copy, Frames, Lease, Peers
 from banyan.telemetry import Counters
 
 MAX_DOUBTED = 256
@@ -93,9 +92,10 @@ class TakeBack:
 class TakeBacks:
     """All of one rank."""
 
-    def __init__(self, arena: Callable[[], Part], counters: Counters) -> None:
-        """``arena``: that of the present weights."""
-        self._arena = arena
+    def __init__(self, peers: Callable[[], Peers], arenas: Sequence[int], counters: Counters) -> None:
+        """``peers``: those of the present weights. ``arenas``: slots of the arena's parts."""
+        self._peers = peers
+        self._arenas = arenas
         self._counters = counters
         self._open: list[TakeBack] = []
         self._doubted: Latest[str, None] = Latest(MAX_DOUBTED)
@@ -116,9 +116,9 @@ class TakeBacks:
         behind = keys[num_held:]
         if self._is_stopped or not behind or behind[-1] in self._doubted:
             return None
-        arena = self._arena()
-        match = arena.lookup(behind)
-        lease = arena.lease(match, behind[: match.num_pages]) if match.num_pages else None
+        peers = self._peers()
+        match = peers.lookup(behind, self._arenas)
+        lease = peers.lease(match, behind[: match.num_pages]) if match.num_pages else None
         if lease is None:
             return None
         promised = TakeBack(lease, behind[-1])
@@ -127,7 +127,7 @@ class TakeBacks:
 
     def begin(self, promised: TakeBack, frames: Frames) -> None:
         """Copy it into ``frames`` of the pool."""
-        promised.begin(lambda lease: self._arena().start_copy(lease, frames))
+        promised.begin(lambda lease: self._peers().start_copy([(lease, frames)]))
 
     def poll(self) -> None:
         """At the end of a scheduler's step: let go what nobody has begun, collect what has ended. Never waits."""

@@ -18,7 +18,6 @@ from banyan.planner import Action
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.quarantine import frame_array
 from banyan.sglang_plugin.rank import requests
-from banyan.supply import Part
 from banyan.telemetry import Counters
 
 PAGE = 16
@@ -51,7 +50,7 @@ class Server:
         self.arena, self.pool = Rank(rank_table, 0), Rank(rank_table, 1)
         self.arena.frame_table.publish(frames(3, 4, 5, 6), PROMPT[:4])
         self.counters = Counters()
-        self.take_backs = TakeBacks(lambda: Part(self.pool.peers, [0]), self.counters)
+        self.take_backs = TakeBacks(lambda: self.pool.peers, [0], self.counters)
         self.free = [[7, 8], [9, 10]]
         self.row = torch.full((1, 8 * PAGE), -1, dtype=torch.int32)
         self.req = SimpleNamespace(

@@ -10,7 +10,6 @@ from banyan._native import RankTable
 from banyan.features.pairs.roles import Role
 from banyan.features.pairs.take_back import State, TakeBacks, can_take_back
 from banyan.layout import Layout
-from banyan.supply import Part
 from banyan.telemetry import Counters
 
 ALONE = Layout(dp=1, attn_dp=1, attn_cp=1, attn_tp=1)
@@ -49,7 +48,7 @@ class Server:
         rank_table = RankTable.create(2)
         self.arena, self.pool = Rank(rank_table, 0), Rank(rank_table, 1)
         self.counters = Counters()
-        self.take_backs = TakeBacks(lambda: Part(self.pool.peers, [0]), self.counters)
+        self.take_backs = TakeBacks(lambda: self.pool.peers, [0], self.counters)
 
     def has_lent(self, *wanted) -> bool:
         """Whether these frames of the arena, given up now, would be in somebody's hands."""

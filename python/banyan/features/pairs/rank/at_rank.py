@@ -16,7 +16,6 @@ from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.rank.kind import Kind
 from banyan.sglang_plugin.rank.one_rank import Rank
 from banyan.sglang_plugin.rank.points import Attachment, Points
-from banyan.supply import Part
 
 _at: PairedRank | None = None
 
@@ -59,11 +58,9 @@ class PairedRank(Attachment):
         if role().is_paired:
             rank.layer_done_counter.tell(self.forwards)
         full = rank.kinds.full
-        self.take_backs = TakeBacks(self._in_arena, rank.counters) if takes_back(full) else None
+        arenas = full.member_slots.arenas
+        self.take_backs = TakeBacks(lambda: rank.cache.peers, arenas, rank.counters) if takes_back(full) else None
         _at = self
-
-    def _in_arena(self) -> Part:
-        return self.rank.cache.part(self.rank.kinds.full.member_slots.arenas)
 
     def stop(self) -> None:
         if self.take_backs is not None:
