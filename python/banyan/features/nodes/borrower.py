@@ -39,7 +39,6 @@ from banyan.features.nodes.pull import Ended, NodeFound, Pull
 from banyan.features.nodes.questions import PATIENCE_S, Best, Questions
 from banyan.features.nodes.remote_leases import TERM_S
 from banyan.features.nodes.tcp import TcpCarrier
-from banyan.features.nodes.waits import Waits
 from banyan.features.nodes.wire import (
     MAX_PAGES,
     Answer,
@@ -113,7 +112,7 @@ class Borrower:
         self.carriers = Carriers(nodes, carrier, by_nixl, clock)
         self._clock = clock
         self._asking = Questions(len(nodes), clock, self.carriers.rests)
-        self._waits = Waits(clock)
+        self._remote_prefetches: set[int] = set()  # questions that are
         self._unwilling: set[int] = set()
         self._foreign: set[int] = set()
         self._numbers = itertools.count(1)
@@ -150,36 +149,31 @@ class Borrower:
     def ask(self, keys: Sequence[str]) -> int | None:
         """Ask all nodes that listen for ``keys``; the number under which `answers` says what came of it, if any
         listens."""
-        return self._put(keys, range(len(self._nodes)))
+        return self._put(Ask, keys, range(len(self._nodes)))
 
     def ask_at(self, nodes: Sequence[str], keys: Sequence[str]) -> int | None:
         """As ``ask``, of those nodes alone, by their addresses."""
-        return self._put(keys, [self._places[node] for node in nodes if node in self._places])
+        return self._put(Ask, keys, [self._places[node] for node in nodes if node in self._places])
 
     def knows(self, node: str) -> bool:
         """Whether a node of that address is one of this rank's."""
         return node in self._places
 
-    def _put(self, keys: Sequence[str], among: Sequence[int]) -> int | None:
+    def _put(self, kind: type[Ask | Read], keys: Sequence[str], among: Sequence[int]) -> int | None:
         listening = self._asking.listening
         if not any(place in listening for place in among) or len(self._asked) >= MAX_QUESTIONS:
             return None
         keys = keys[:MAX_PAGES]
         number = next(self._numbers)
         self._asked[number] = keys
-        self._tell(partial(self._ask, number, among, pack_keys(keys)))
+        self._tell(partial(self._ask, kind, number, among, pack_keys(keys)))
         return number
 
     def send(self, node: str, keys: Sequence[str]) -> int | None:
         """Have the node of that address bring ``keys`` from its store into its arena; the number under which `answers`
         says how much of it is there, None when that node does not listen or is none of this rank's."""
         place = self._places.get(node)
-        if place not in self._asking.listening or len(self._asked) >= MAX_QUESTIONS or len(keys) > MAX_PAGES:
-            return None
-        number = next(self._numbers)
-        self._asked[number] = keys
-        self._tell(partial(self._send_for, number, place, pack_keys(keys)))
-        return number
+        return None if place is None or len(keys) > MAX_PAGES else self._put(Read, keys, [place])
 
     def answers(self) -> list[tuple[int, NodeFound | None]]:
         """Questions that are over since the last call: what the node with the most pages has, and others, or None.
@@ -251,8 +245,8 @@ class Borrower:
         while not self._has_ended:
             self._hear()
             self._obey()
-            self._answers.extend(self._asking.expire())
-            self._give_up_remote_prefetches()
+            for late in self._asking.expire():
+                self._over(late)
             self._give_up_waiting(self._clock())
             self._probe()
         self._end()
@@ -313,30 +307,19 @@ class Borrower:
             self._waiting.discard(pull)
         return was_waiting
 
-    def _ask(self, number: int, among: Sequence[int], packed: bytes) -> None:
+    def _ask(self, kind: type[Ask | Read], number: int, among: Sequence[int], packed: bytes) -> None:
         nodes = self._asking.begin(number, among)
         if not nodes:
             self._answers.append(Best(number, -1, 0))
+        elif kind is Read:
+            self._remote_prefetches.add(number)
         for node in nodes:
-            if not self._connections.send(node, Ask(number, self._namespace, packed)):
+            if not self._connections.send(node, kind(number, self._namespace, packed)):
                 self._over(self._asking.missed(number, node))
 
-    def _send_for(self, number: int, node: int, packed: bytes) -> None:
-        self._waits.begin(number, node)
-        if not self._connections.send(node, Read(number, self._namespace, packed)):
-            self._over(self._waits.answered(number, node, 0))
-            self._asking.silent(node)
-
-    def _give_up_remote_prefetches(self) -> None:
-        late, silent = self._waits.expire()
-        self._answers.extend(late)
-        for node in silent:
-            self._asking.silent(node)
-
-    def _turned_down(self, number: int, node: int, reason: str) -> None:
-        """A remote prefetch was refused; said once for each node."""
-        best = self._waits.answered(number, node, 0)
-        if best is not None and node not in self._unwilling:
+    def _turned_down(self, best: Best | None, node: int, reason: str) -> None:
+        """A question was refused; of a remote prefetch that is said, once for each node."""
+        if best is not None and best.number in self._remote_prefetches and node not in self._unwilling:
             self._unwilling.add(node)
             logger.warning("banyan: the node at %s does not read for this one: %s", self._nodes[node], reason)
         self._over(best)
@@ -347,6 +330,7 @@ class Borrower:
 
     def _over(self, best: Best | None) -> None:
         if best is not None:
+            self._remote_prefetches.discard(best.number)
             self._answers.append(best)
 
     def _want(self, node: int, pull: Pull) -> None:
@@ -390,12 +374,10 @@ class Borrower:
         match message:
             case Answer(number, num_pages):
                 self._over(self._asking.answered(number, node, num_pages, self._num_pulls[node]))
-                self._over(self._waits.answered(number, node, num_pages))
             case Reading(number):
-                self._waits.heard(number, node)
+                self._asking.reads_on(number, node)
             case Refused(number, reason):
-                self._over(self._asking.answered(number, node, 0))
-                self._turned_down(number, node, reason)
+                self._turned_down(self._asking.answered(number, node, 0), node, reason)
                 if self._is_wanted_of(node, number):
                     self._refused(number)
             case RemoteLease(number):

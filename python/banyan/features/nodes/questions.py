@@ -2,7 +2,9 @@
 """Which nodes are asked for a prompt, and when the asking is over: pure, the clock is the caller's.
 
 Invariants
-  1. Every question that was begun is over once: when all who were asked have answered, or after `PATIENCE_S`.
+  1. Every question that was begun is over once: when all who were asked have answered; after `PATIENCE_S` without a
+     word, or `SILENCE_S` after the last word of one that is reading for this rank (a remote prefetch); or after
+     `MOST_READ_S`, however alive its node is.
   2. A node that did not answer in time is silent: it is asked nothing but whether it is there, ever more seldom, until
      it says so in time. So a dead node, or one that is always late, costs one wait, not one for each request.
   3. A node that ``rests`` is asked nothing either, and no probe ends that: what it promises in time does not come.
@@ -19,6 +21,12 @@ from dataclasses import dataclass, field
 
 PATIENCE_S = 0.5
 """What a request may wait for an answer."""
+
+SILENCE_S = 2.0
+"""Longer than a pull waits for its next byte."""
+
+MOST_READ_S = 10.0
+"""As long as the own store is waited for."""
 
 FIRST_PROBE_S = 0.25
 LAST_PROBE_S = 5.0
@@ -51,7 +59,8 @@ class _Node:
 @dataclass(slots=True)
 class _Question:
     waits_for: set[int]
-    deadline_s: float
+    began_s: float
+    silent_at_s: float
     found: list[tuple[int, int, int]] = field(default_factory=list)
     """Of each node with pages: how many, less its pulls under way, and which node."""
 
@@ -78,8 +87,15 @@ class Questions:
         """Whom of ``among`` to ask; nobody: the question is not begun."""
         nodes = [node for node in self.listening if node in among]
         if nodes:
-            self._questions[number] = _Question(set(nodes), self._clock() + PATIENCE_S)
+            now_s = self._clock()
+            self._questions[number] = _Question(set(nodes), now_s, now_s + PATIENCE_S)
         return nodes
+
+    def reads_on(self, number: int, node: int) -> None:
+        """A node says that the answer is still under way."""
+        question = self._questions.get(number)
+        if question is not None and node in question.waits_for:
+            question.silent_at_s = self._clock() + SILENCE_S
 
     def answered(self, number: int, node: int, num_pages: int, num_pulls: int = 0) -> Best | None:
         """A node, from which ``num_pulls`` are under way, says how many pages it has; the end of the question, if this
@@ -90,7 +106,9 @@ class Questions:
         question = self._questions.get(number)
         if question is None or node not in question.waits_for:
             return None
-        self.heard(node)
+        # That it has read for a while says nothing of how soon it answers.
+        if self._clock() <= question.began_s + PATIENCE_S:
+            self.heard(node)
         question.waits_for.discard(node)
         if num_pages:
             question.found.append((num_pages, -num_pulls, node))
@@ -136,10 +154,13 @@ class Questions:
     def expire(self) -> list[Best]:
         """End the questions whose time is over."""
         now_s = self._clock()
-        late = [number for number, question in self._questions.items() if question.deadline_s <= now_s]
-        for number in late:
-            for node in self._questions[number].waits_for:
+        late = []
+        for number, question in self._questions.items():
+            is_silent = question.silent_at_s <= now_s
+            for node in question.waits_for if is_silent else ():
                 self.silent(node)
+            if is_silent or question.began_s + MOST_READ_S <= now_s:
+                late.append(number)
         return [self._end(number) for number in late]
 
     def to_probe(self) -> list[tuple[int, int]]:

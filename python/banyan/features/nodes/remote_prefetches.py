@@ -23,8 +23,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from banyan.features.nodes.questions import MOST_READ_S
 from banyan.features.nodes.remote_leases import RemoteLeases
-from banyan.features.nodes.waits import MOST_READ_S
 from banyan.features.nodes.wire import Answer, Reading
 
 MAX_REMOTE_PREFETCHES = 64

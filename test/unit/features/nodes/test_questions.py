@@ -9,7 +9,9 @@ from banyan.features.nodes.questions import (
     FIRST_PROBE_S,
     LAST_BEHIND_S,
     LAST_PROBE_S,
+    MOST_READ_S,
     PATIENCE_S,
+    SILENCE_S,
     Best,
     Questions,
 )
@@ -198,3 +200,44 @@ def test_question_when_it_is_for_some_then_only_those_of_them_that_listen_are_as
     assert asking.answered(1, 1, 2) == Best(1, 1, 2)
     asking.silent(1)
     assert asking.begin(2, [1]) == [] and asking.begin(3, [1, 2]) == [2]
+
+
+def test_remote_prefetch_when_its_node_falls_silent_then_it_is_over_soon_and_the_node_is_not_asked_again():
+    asking, clock = listening(2)
+    asking.begin(1, [1])
+    clock.now_s += 0.9 * PATIENCE_S
+    asking.reads_on(1, 1)
+    asking.reads_on(1, 0)
+    clock.now_s += 0.9 * SILENCE_S
+    assert asking.expire() == []
+    clock.now_s += 0.2 * SILENCE_S
+    assert asking.expire() == [Best(1, -1, 0)] and asking.listening == [0]
+    asking.reads_on(1, 1)
+    assert asking.expire() == []
+
+
+def test_remote_prefetch_when_another_node_says_that_it_reads_then_that_is_none():
+    asking, clock = listening(2)
+    asking.begin(1, [1])
+    asking.reads_on(1, 0)
+    clock.now_s += PATIENCE_S
+    assert asking.expire() == [Best(1, -1, 0)]
+
+
+def test_remote_prefetch_when_its_node_is_alive_and_slow_then_it_is_over_after_a_while_and_the_node_is_asked_again():
+    asking, clock = listening(1)
+    asking.begin(1, ALL)
+    for _ in range(round(MOST_READ_S)):
+        asking.reads_on(1, 0)
+        assert asking.expire() == []
+        clock.now_s += 1
+    assert asking.expire() == [Best(1, -1, 0)] and asking.listening == [0]
+
+
+def test_node_when_it_has_brought_pages_and_answers_late_then_it_stays_silent():
+    asking, clock = listening(1)
+    asking.begin(1, ALL)
+    clock.now_s += PATIENCE_S + 0.1
+    asking.reads_on(1, 0)
+    asking.silent(0)
+    assert asking.answered(1, 0, 3) == Best(1, 0, 3) and asking.listening == []

@@ -21,7 +21,7 @@ from test.unit.features.nodes.test_remote_leases import FakeLease
 from banyan._native import RankTable
 from banyan.arena.prefetch import joined
 from banyan.core import Run, SourceKind
-from banyan.features.nodes import waits
+from banyan.features.nodes import questions
 from banyan.features.nodes.pull import NodeFound
 from banyan.features.nodes.remote_leases import RemoteLeases
 from banyan.features.nodes.remote_prefetch_tier import NEWS_S, RemotePrefetchTier
@@ -362,7 +362,7 @@ def test_remote_prefetch_when_it_is_in_line_for_longer_than_anybody_waits_then_n
     line = Line()
     first, _ = line.remote_prefetch(1, 1, 2, 3), line.remote_prefetch(2, 4, 5, 6)
     assert line.remote_prefetches.take() == [first]
-    line.now_s = waits.MOST_READ_S
+    line.now_s = questions.MOST_READ_S
     assert line.remote_prefetches.take() == [] and line.answers() == {2: 0}
 
 
@@ -453,7 +453,7 @@ def test_own_part_when_it_is_not_worth_reading_then_nobody_reads_what_lies_behin
 
 
 def test_node_when_it_is_killed_while_it_reads_then_the_rest_is_read_here(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(waits, "SILENCE_S", 0.3)
+    monkeypatch.setattr(questions, "SILENCE_S", 0.3)
     pair = made(tmp_path / "store", d_bytes_per_s=SLOW_BYTES_PER_S)
     pair.d.take_remote_prefetches()
     pair.arrive(1)
@@ -472,7 +472,7 @@ def test_node_when_it_is_killed_while_it_reads_then_the_rest_is_read_here(made, 
 
 
 def test_node_when_its_rank_stands_still_then_the_rest_is_read_here_after_a_while(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(waits, "MOST_READ_S", 0.6)
+    monkeypatch.setattr(questions, "MOST_READ_S", 0.6)
     pair = made(tmp_path / "store")
     pair.d.take_remote_prefetches()
     pair.arrive(1)
