@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from banyan import _native
+from banyan.features.nodes.exported_arena import PartFrames
 from banyan.features.nodes.nixl_pulls import NixlCarrier
 from banyan.features.nodes.pull import Ended, Pull
 from banyan.features.nodes.wire import MAX_AGENT_BYTES, ReadableLease, pack_sums
@@ -213,7 +214,7 @@ def one_pull(rng: random.Random, fault: str) -> Ended:
     carrier = NixlCarrier(lambda: process, lease, clock=lambda: now_s[0])  # type: ignore[arg-type, return-value]
     num_looks = rng.randint(0, 4) if fault == "given up" else sys.maxsize
     looks = iter(range(num_looks))
-    ended = Pull(NAMESPACE, keys, here, offsets, BLOCK, feed).carry(
+    ended = Pull(NAMESPACE, keys, PartFrames(here, offsets, BLOCK.layer_bytes), feed).carry(
         lease, "there", carrier, lambda: next(looks, None) is not None
     )
     _settled(read, nixl, here)

@@ -17,6 +17,7 @@ from test.unit.features.nodes.rig import BLOCK, NUM_LAYERS, Node, whole
 from banyan import _native
 from banyan.arena.page_source import Wanted
 from banyan.core import Address
+from banyan.features.nodes.exported_arena import PartFrames
 from banyan.features.nodes.lending import Lending
 from banyan.features.nodes.pull import NodeFound, Pull
 from banyan.features.nodes.remote_leases import TERM_S
@@ -161,7 +162,7 @@ class Wire:
     def read(self, found: NodeFound, num_pages: int, memory: _native.SharedBytes, offsets: Any) -> _native.Read:
         feed = _native.Feed(memory, offsets, BLOCK.block_bytes, NUM_LAYERS)
         read = feed.read()
-        pull = Pull(NAMESPACE, found.keys[:num_pages], memory, offsets, BLOCK, feed)
+        pull = Pull(NAMESPACE, found.keys[:num_pages], PartFrames(memory, offsets, BLOCK.layer_bytes), feed)
         remote_lease = self._said(Borrow(2, NAMESPACE, pack_keys(pull.keys)))
         payload = bytearray(encode(remote_lease))
         if self._fault is Fault.MESSAGE_LOST:

@@ -33,6 +33,7 @@ from queue import Empty, SimpleQueue
 from banyan import _native
 from banyan.core import Address
 from banyan.features.nodes.carriers import Carriers
+from banyan.features.nodes.exported_arena import PartFrames
 from banyan.features.nodes.nixl_pulls import ReadByNixl
 from banyan.features.nodes.node_connections import NodeConnections, NodeMessage
 from banyan.features.nodes.pull import Ended, NodeFound, Pull
@@ -204,10 +205,10 @@ class Borrower:
         offsets: array[int],
     ) -> _native.Read:
         """Start to pull the first ``num_pages``: page ``i`` to byte ``offsets[i]`` of ``memory``."""
-        block = self._block
-        feed = _native.Feed(memory, offsets, block.block_bytes, len(block.layer_bytes))
+        layer_bytes = self._block.layer_bytes
+        feed = _native.Feed(memory, offsets, self._block.block_bytes, len(layer_bytes))
         read = feed.read()
-        pull = Pull(self._namespace, found.keys[:num_pages], memory, offsets, block, feed)
+        pull = Pull(self._namespace, found.keys[:num_pages], PartFrames(memory, offsets, layer_bytes), feed)
         with self._lock:
             is_off = self._is_off
             self._waiting.add(pull)

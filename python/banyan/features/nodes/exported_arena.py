@@ -1,51 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arena frames of a node as a page server lends them: found, leased, summed, and as the bytes of each layer."""
+"""Arena frames of a node, summed and as the bytes of each layer; and how a page server finds and leases them."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate
+from typing import Generic, TypeVar
 
 from banyan import _native
 from banyan.layout import BlockGeometry
 
+Memory = TypeVar("Memory", _native.PeerMemory, _native.SharedBytes)
 
-@dataclass(frozen=True, slots=True)
-class LeasedPart:
-    """Pages of one part of the arena: byte offsets of their frames."""
 
-    memory: _native.PeerMemory
-    offsets: list[int]
+class PartFrames(Generic[Memory]):
+    """Frames in one part of the arena, layer by layer: page ``i`` begins at byte ``offsets[i]`` of its ``memory``."""
+
+    def __init__(self, memory: Memory, offsets: Sequence[int], layer_bytes: Sequence[int]) -> None:
+        self.memory: Memory = memory
+        self.offsets = offsets
+        self.layer_bytes = layer_bytes
+        self._view = memoryview(memory)
+        self._starts = [0, *accumulate(layer_bytes)]
+
+    def layer(self, layer: int) -> list[memoryview]:
+        start, end = self._starts[layer], self._starts[layer + 1]
+        return [self._view[offset + start : offset + end] for offset in self.offsets]
+
+    def sums(self, namespace: bytes, keys: Sequence[str], layer: int) -> list[int]:
+        """The checksum of each page, which are those of ``keys``, in one layer."""
+        places = array("q", [offset + self._starts[layer] for offset in self.offsets])
+        return self.memory.checksums(namespace, list(keys), places, self.layer_bytes[layer], layer)
 
 
 class LeasedFrames:
     """Leased frames of any parts of the arena, mapped read-only."""
 
-    def __init__(self, parts: Sequence[LeasedPart], layer_bytes: Sequence[int]) -> None:
-        self._views = [(memoryview(part.memory), part.offsets) for part in parts]
+    def __init__(self, parts: Sequence[PartFrames[_native.PeerMemory]], num_layers: int) -> None:
         self.parts = parts
-        self._layer_bytes = layer_bytes
-        self._starts = [0, *accumulate(layer_bytes)]
+        self._num_layers = num_layers
 
     def layer(self, layer: int) -> list[memoryview]:
-        start, end = self._starts[layer], self._starts[layer + 1]
-        return [view[offset + start : offset + end] for view, offsets in self._views for offset in offsets]
+        return [view for part in self.parts for view in part.layer(layer)]
 
     def sums(self, namespace: bytes, keys: Sequence[str]) -> Iterator[list[int]]:
         """Those of all pages, layer by layer; each takes its time."""
-        for layer in range(len(self._layer_bytes)):
-            yield list(chain.from_iterable(self._sums_of(namespace, keys, layer)))
-
-    def _sums_of(self, namespace: bytes, keys: Sequence[str], layer: int) -> list[list[int]]:
-        sums, at = [], 0
-        for part in self.parts:
-            own = list(keys[at : at + len(part.offsets)])
-            at += len(own)
-            places = array("q", [offset + self._starts[layer] for offset in part.offsets])
-            sums.append(part.memory.checksums(namespace, own, places, self._layer_bytes[layer], layer))
-        return sums
+        for layer in range(self._num_layers):
+            sums: list[int] = []
+            for part in self.parts:
+                sums += part.sums(namespace, keys[len(sums) : len(sums) + len(part.offsets)], layer)
+            yield sums
 
 
 class ExportedArena:
@@ -74,12 +79,12 @@ class ExportedArena:
         lease = self._view.lease(found, list(keys)) if found.num_pages == len(keys) else None
         if lease is None:
             return None
-        parts = []
+        parts, layer_bytes, frame_bytes = [], self._block.layer_bytes, self._block.frame_bytes
         for slot, epoch, frames in lease.sources():
             memory = self._view.mapping(slot, epoch)
             if memory is None:
                 lease.release()
                 return None
-            frame_bytes = self._block.frame_bytes
-            parts.append(LeasedPart(memory, [frame * frame_bytes for frame in memoryview(frames).cast("q")]))
-        return lease, LeasedFrames(parts, self._block.layer_bytes)
+            offsets = [frame * frame_bytes for frame in memoryview(frames).cast("q")]
+            parts.append(PartFrames(memory, offsets, layer_bytes))
+        return lease, LeasedFrames(parts, len(layer_bytes))

@@ -167,4 +167,4 @@ class Lending:
         if isinstance(message, BorrowToRead) and self.by_nixl is not None and message.backend == self.by_nixl.backend:
             readable = self.by_nixl.readable(leased_frames)
         said = message.number, lent.token, port, pack_sums(sums)
-        return RemoteLease(*said) if readable is None else ReadableLease(*said, readable.agent, readable.places)
+        return RemoteLease(*said) if readable is None else ReadableLease(*said, *readable)

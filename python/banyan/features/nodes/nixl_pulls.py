@@ -17,13 +17,11 @@ import logging
 import time
 from array import array
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from banyan import _native
 from banyan.core import Address
-from banyan.features.nodes.exported_arena import LeasedFrames
+from banyan.features.nodes.exported_arena import LeasedFrames, PartFrames
 from banyan.features.nodes.tcp import SLOW_S, STALL_S, Pace
 from banyan.features.nodes.wire import PLACE_BYTES, Foreign, ReadableLease
 from banyan.transport.nixl.process import Declined, Kept, NixlProcess
@@ -35,14 +33,6 @@ MAX_PLACE = 1 << 63
 Memories = Callable[[], Sequence[_native.PeerMemory]]
 """The parts of the arena that are lent from now. A process may take longer to start than they are: who starts it holds
 their memory at most, and no claim on a reader bit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Readable:
-    """What a borrower needs to read leased frames itself."""
-
-    agent: bytes
-    places: bytes
 
 
 class LentByNixl:
@@ -69,8 +59,8 @@ class LentByNixl:
         kept = self._kept
         return kept is not None and kept.get() is not None
 
-    def readable(self, leased_frames: LeasedFrames) -> Readable | None:
-        """None where it cannot be read by NIXL now."""
+    def readable(self, leased_frames: LeasedFrames) -> tuple[bytes, bytes] | None:
+        """Agent and places for a `ReadableLease`; None where it cannot be read by NIXL now."""
         kept = self._kept
         process = None if kept is None else kept.get()
         if kept is None or process is None:
@@ -84,7 +74,7 @@ class LentByNixl:
                 return None
             places.extend(base + offset for offset in part.offsets)
         self.num_lent += 1
-        return Readable(process.metadata, places.tobytes())
+        return process.metadata, places.tobytes()
 
     def _start(self, memories: Memories) -> NixlProcess:
         process = NixlProcess(self.backend, "lend")
@@ -106,15 +96,6 @@ def _map(process: NixlProcess, memories: Memories, *, is_writable: bool) -> None
     with process.killed_on_error():
         for memory in memories():
             process.map(memory.path, memory.identity, memory.num_bytes, is_writable=is_writable)
-
-
-class Places(Protocol):
-    """Where a pull writes to: page ``i`` at byte ``offsets[i]`` of the rank's part of the arena."""
-
-    @property
-    def offsets(self) -> Sequence[int]: ...
-    @property
-    def layer_bytes(self) -> Sequence[int]: ...
 
 
 class ReadByNixl:
@@ -172,7 +153,7 @@ class NixlCarrier:
         self,
         source: Address,
         token: bytes,
-        target: Places,
+        target: PartFrames[_native.SharedBytes],
         num_layers: int,
         *,
         is_wanted: Callable[[], bool] = lambda: True,

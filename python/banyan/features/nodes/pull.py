@@ -11,18 +11,16 @@ Invariants
 from __future__ import annotations
 
 import contextlib
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import accumulate
 
 from banyan import _native
 from banyan.core import Address
+from banyan.features.nodes.exported_arena import PartFrames
 from banyan.features.nodes.nixl_pulls import NixlCarrier
 from banyan.features.nodes.tcp import TcpCarrier
 from banyan.features.nodes.wire import Foreign, RemoteLease, unpack_sums
-from banyan.layout import BlockGeometry
 from banyan.transport.nixl.process import StillWriting
 
 Carrier = TcpCarrier | NixlCarrier
@@ -59,13 +57,11 @@ class NodeFound:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pull:
-    """Pages wanted of one node, and the frames that they go to: page ``i`` begins at byte ``offsets[i]``."""
+    """Pages wanted of one node, and the frames that they go to."""
 
     namespace: bytes
     keys: Sequence[str]
-    memory: _native.SharedBytes
-    offsets: Sequence[int]
-    block: BlockGeometry
+    target: PartFrames[_native.SharedBytes]
     feed: _native.Feed
 
     def carry(
@@ -85,17 +81,17 @@ class Pull:
         return ended
 
     def _carry(self, remote_lease: RemoteLease, host: str, carrier: Carrier, is_wanted: Callable[[], bool]) -> Ended:
-        target = _Target(memoryview(self.memory), self.offsets, self.block.layer_bytes)
+        target, num_layers = self.target, len(self.target.layer_bytes)
         damaged: set[int] = set()
         try:
-            sums = unpack_sums(remote_lease.sums, num_pages=len(self.keys), num_layers=len(target.layer_bytes))
-            source, num_layers = Address(host, remote_lease.port), len(target.layer_bytes)
+            sums = unpack_sums(remote_lease.sums, num_pages=len(self.keys), num_layers=num_layers)
+            source = Address(host, remote_lease.port)
             layers = carrier.pull(source, remote_lease.token, target, num_layers, is_wanted=is_wanted)
             with contextlib.closing(layers):
                 for layer in layers:
                     if not self.feed.is_wanted:
                         return Ended.GIVEN_UP
-                    pairs = zip(self._sums(target, layer), sums[layer], strict=True)
+                    pairs = zip(target.sums(self.namespace, self.keys, layer), sums[layer], strict=True)
                     wrong = [page for page, (seen, said) in enumerate(pairs) if seen != said]
                     self.feed.land(len(self.keys) * target.layer_bytes[layer], wrong)
                     damaged.update(wrong)
@@ -105,21 +101,3 @@ class Pull:
         except (OSError, Foreign):
             return Ended.LOST if is_wanted() else Ended.GIVEN_UP
         return Ended.DAMAGED if damaged else Ended.WHOLE
-
-    def _sums(self, target: _Target, layer: int) -> list[int]:
-        places = array("q", [offset + target.starts[layer] for offset in self.offsets])
-        return self.memory.checksums(self.namespace, list(self.keys), places, target.layer_bytes[layer], layer)
-
-
-class _Target:
-    """The frames of a pull, layer by layer."""
-
-    def __init__(self, memory: memoryview, offsets: Sequence[int], layer_bytes: Sequence[int]) -> None:
-        self._memory = memory
-        self.offsets = offsets
-        self.layer_bytes = layer_bytes
-        self.starts = [0, *accumulate(layer_bytes)]
-
-    def layer(self, layer: int) -> list[memoryview]:
-        start, end = self.starts[layer], self.starts[layer + 1]
-        return [self._memory[offset + start : offset + end] for offset in self.offsets]

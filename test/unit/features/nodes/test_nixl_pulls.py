@@ -15,7 +15,6 @@ import pytest
 from banyan.core import Address
 from banyan.features.nodes import nixl_pulls
 from banyan.features.nodes.carriers import MOST_DOUBLINGS, NUM_FAILED, PAUSE_S, Carriers
-from banyan.features.nodes.exported_arena import LeasedPart
 from banyan.features.nodes.nixl_pulls import LentByNixl, NixlCarrier
 from banyan.features.nodes.pull import Ended
 from banyan.features.nodes.tcp import STALL_S, TcpCarrier
@@ -255,15 +254,18 @@ def lending(process: Any) -> LentByNixl:
 
 def leased(*parts: tuple[int, list[int]]) -> Any:
     return SimpleNamespace(
-        parts=[LeasedPart(SimpleNamespace(identity=(1, number)), offsets) for number, offsets in parts]
+        parts=[
+            SimpleNamespace(memory=SimpleNamespace(identity=(1, number)), offsets=offsets) for number, offsets in parts
+        ]
     )
 
 
 def test_frames_when_all_parts_are_known_to_nixl_then_their_places_there_are_told() -> None:
     lent = lending(SimpleNamespace(addresses={(1, 1): 1000, (1, 2): 9000}, metadata=b"about it"))
     readable = lent.readable(leased((1, [0, 50]), (2, [7])))
-    assert readable is not None and readable.agent == b"about it"
-    assert list(array("Q", readable.places)) == [1000, 1050, 9007] and lent.num_lent == 1
+    assert readable is not None
+    agent, places = readable
+    assert agent == b"about it" and list(array("Q", places)) == [1000, 1050, 9007] and lent.num_lent == 1
 
 
 def test_frames_when_a_part_came_later_then_they_go_over_tcp_and_the_next_process_knows_it() -> None:

@@ -24,7 +24,6 @@ from banyan.core import Address, Run, SourceKind
 from banyan.features.nodes import borrower, node_connections, page_server, questions
 from banyan.features.nodes.carriers import NUM_FAILED
 from banyan.features.nodes.exported_arena import LeasedFrames
-from banyan.features.nodes.nixl_pulls import Readable
 from banyan.features.nodes.node_connections import NodeMessage
 from banyan.features.nodes.page_server import PageServer
 from banyan.features.nodes.pull import NodeFound
@@ -472,8 +471,8 @@ class Mute:
     def withdraw(self) -> None: ...
     def close(self) -> None: ...
 
-    def readable(self, leased_frames) -> Readable:
-        return Readable(b"an agent", bytes(PLACE_BYTES))
+    def readable(self, leased_frames) -> tuple[bytes, bytes]:
+        return b"an agent", bytes(PLACE_BYTES)
 
     def carrier(self, lease) -> Mute:
         return self

@@ -13,6 +13,7 @@ import pytest
 from test.unit.directory.rig import NAMESPACE, keys
 
 from banyan import _native
+from banyan.features.nodes.exported_arena import PartFrames
 from banyan.features.nodes.pull import Ended, Pull
 from banyan.features.nodes.wire import RemoteLease, pack_sums
 from banyan.layout import BlockGeometry
@@ -49,7 +50,7 @@ def test_pull_when_pages_are_wrong_then_it_goes_on_only_while_one_may_be_good(
 ) -> None:
     memory = _native.SharedBytes.create(2 * BLOCK.frame_bytes, "test")
     feed = _native.Feed(memory, OFFSETS, BLOCK.block_bytes, NUM_LAYERS)
-    pull = Pull(NAMESPACE, NAMES, memory, OFFSETS, BLOCK, feed)
+    pull = Pull(NAMESPACE, NAMES, PartFrames(memory, OFFSETS, BLOCK.layer_bytes), feed)
     places = [array("q", [offset + layer * LAYER_BYTES for offset in OFFSETS]) for layer in range(NUM_LAYERS)]
     sums = [memory.checksums(NAMESPACE, NAMES, at, LAYER_BYTES, layer) for layer, at in enumerate(places)]
     for layer, page in wrong:
@@ -76,7 +77,12 @@ def test_pull_when_it_may_still_be_written_and_no_thread_is_left_then_its_frames
 
     monkeypatch.setattr(process, "start_thread", fails)
     memory = _native.SharedBytes.create(2 * BLOCK.frame_bytes, "test")
-    pull = Pull(NAMESPACE, NAMES, memory, OFFSETS, BLOCK, _native.Feed(memory, OFFSETS, BLOCK.block_bytes, NUM_LAYERS))
+    pull = Pull(
+        NAMESPACE,
+        NAMES,
+        PartFrames(memory, OFFSETS, BLOCK.layer_bytes),
+        _native.Feed(memory, OFFSETS, BLOCK.block_bytes, NUM_LAYERS),
+    )
     read, sums = pull.feed.read(), pack_sums([[0, 0]] * NUM_LAYERS)
     assert pull.carry(RemoteLease(1, b"t" * 16, 1, sums), "there", StillWriting()) is Ended.LOST
     del pull
