@@ -19,7 +19,7 @@ from banyan.transport.cuda_ipc.copies import LayerGroups
 from banyan.transport.cuda_ipc.copy_stream import open_copy_streams
 from banyan.transport.cuda_ipc.description import describe
 from banyan.transport.cuda_ipc.driver import CudaDriver
-from banyan.transport.cuda_ipc.gpu_io import ArenaReads, GpuIo
+from banyan.transport.cuda_ipc.gpu_io import GpuIo
 from banyan.transport.cuda_ipc.host_pieces import KeptPieces, Pinned
 from banyan.transport.cuda_ipc.leases import LeaseWord
 from banyan.transport.cuda_ipc.mappings import PeerMappings
@@ -111,7 +111,7 @@ class GpuRank:
             ends=self._make_ends(),
             page_bytes=SHAPE.block_bytes,
             num_pages=NUM_PAGES,
-            reads=ArenaReads(self.io, frame_bytes=BLOCK.frame_bytes) if self.io is not None else None,
+            reads=self.io,
         )
         torch.cuda.synchronize()
 
@@ -134,7 +134,8 @@ class GpuRank:
         bases = [address + offset for layer in BLOCK.table() for offset, _ in layer]
         places.write(ARENA_ROW, bases, [BLOCK.frame_bytes] * len(bases))
         words = _native.SharedBytes.create(NUM_SLOTS * _native.FlagRing.SLOT_BYTES, "gpu-check-ring")
-        self.io = GpuIo(self.driver, _native.FlagRing(words, NUM_SLOTS), self._pin(words))
+        ring = _native.FlagRing(words, NUM_SLOTS)
+        self.io = GpuIo(self.driver, ring, self._pin(words), frame_bytes=BLOCK.frame_bytes)
 
     def _make_ends(self) -> LeaseWord:
         word = _native.SharedBytes.create(64, "gpu-check-ends")

@@ -485,7 +485,7 @@ def test_ring_when_a_stream_does_not_see_a_word_then_there_is_none_and_the_word_
     driver = FakeDriver(gpu)
     if not sees_words:
         monkeypatch.setattr(gpu_io, "time", time)
-    assert (device_start.open_ring(driver, stream=FORWARD) is not None) is sees_words
+    assert (device_start.open_ring(driver, stream=FORWARD, frame_bytes=4096) is not None) is sees_words
     assert ("did not see a word" in caplog.text) is not sees_words and "unregister_host" not in driver.names()
 
 

@@ -12,7 +12,7 @@ from test.unit.transport.gpu_node import EXTENTS, FRAME_BYTES, NUM_LAYERS, NUM_P
 
 from banyan import _native
 from banyan.transport.cuda_ipc import copies
-from banyan.transport.cuda_ipc.gpu_io import ArenaReads, GpuIo
+from banyan.transport.cuda_ipc.gpu_io import GpuIo
 
 SEEDS = range(40)
 HOST = 99
@@ -92,8 +92,8 @@ class Node:
         self.reader.meet_peers()
 
     def make_reads(self, rank):
-        self.io = GpuIo(rank.driver, self.ring, self.ring.words)
-        return ArenaReads(self.io, frame_bytes=FRAME_BYTES)
+        self.io = GpuIo(rank.driver, self.ring, self.ring.words, frame_bytes=FRAME_BYTES)
+        return self.io
 
 
 @pytest.fixture(autouse=True)

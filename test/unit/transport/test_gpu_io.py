@@ -22,7 +22,7 @@ class Rig:
         self.frames = SharedBytes.create(NUM_LAYERS * LAYER_BYTES, "frames")
         self.bytes = np.frombuffer(self.frames, dtype=np.uint8)
         address = np.frombuffer(self.words, dtype=np.uint8).ctypes.data
-        self.io = GpuIo(FakeDriver(self.gpu), self.ring, address)
+        self.io = GpuIo(FakeDriver(self.gpu), self.ring, address, frame_bytes=NUM_LAYERS * LAYER_BYTES)
 
     def feed(self):
         return Feed(self.frames, np.zeros(1, dtype=np.int64), NUM_LAYERS * LAYER_BYTES, NUM_LAYERS)
@@ -119,6 +119,7 @@ def test_slot_when_the_device_is_not_past_it_then_it_is_not_given_back(rig):
     until(lambda: batch.has_ended)
     rig.io.poll()
     assert len(rig.io._passed) == 1
+    feeds[2].end()
     assert rig.follow(feeds[1]) is not None and rig.follow(feeds[2]) is None
     gate.append(True)
     rig.run()

@@ -42,7 +42,7 @@ from banyan.transport.capability import Route
 from banyan.transport.cuda_ipc.copies import LayerGroups
 from banyan.transport.cuda_ipc.description import PoolDescription, describe
 from banyan.transport.cuda_ipc.driver import DriverError
-from banyan.transport.cuda_ipc.gpu_io import ArenaReads
+from banyan.transport.cuda_ipc.gpu_io import GpuIo
 from banyan.transport.cuda_ipc.host_pieces import HostPieces
 from banyan.transport.cuda_ipc.layer_times import LayerTimer
 from banyan.transport.cuda_ipc.leases import LeaseWord
@@ -123,7 +123,10 @@ class DeviceAccess(PoolAccess):
                 self.pins.device_address,
                 min(LINK_PROBE_BYTES, self.pins.num_pinned_bytes),
             )
-        self._ring = open_ring(self._driver, stream=self._follow_stream) if config.reads_into_arena else None
+        self._ring: GpuIo | None = None
+        if config.reads_into_arena:
+            frame_bytes = BlockGeometry.of_page(self._geometry.page).frame_bytes
+            self._ring = open_ring(self._driver, stream=self._follow_stream, frame_bytes=frame_bytes)
         self.follows_reads = self._ring is not None
         self._allocator: NumbersOnDevice | None = None
         self._timer: LayerTimer[tuple[Piece, ...]] | None = None
@@ -221,10 +224,7 @@ class DeviceAccess(PoolAccess):
             consumers=self._consumers,
             ready_events=self._ready_events,
         )
-        reads = None
-        if self._ring is not None:
-            reads = ArenaReads(self._ring, frame_bytes=BlockGeometry.of_page(geometry.page).frame_bytes)
-        reader = self._open_reader(peers, order, self._copy_ends, num_pages=geometry.num_pages, reads=reads)
+        reader = self._open_reader(peers, order, self._copy_ends, num_pages=geometry.num_pages, reads=self._ring)
         # It leases only what its own lookup has found; a protocol cannot say that.
         return frame_table, cast(Peers, reader)
 
@@ -283,7 +283,7 @@ class DeviceAccess(PoolAccess):
         *,
         num_pages: int,
         target_row: int = OWN_ROW,
-        reads: ArenaReads | None = None,
+        reads: GpuIo | None = None,
     ) -> CudaPeers:
         assert self._mappings is not None
         reader = CudaPeers(

@@ -140,8 +140,9 @@ def measure_link(driver: CudaDriver, stream: int, source: int, num_bytes: int) -
         return num_bytes / max(driver.elapsed_s(*events), 1e-6)
 
 
-def open_ring(driver: CudaDriver, *, stream: int) -> GpuIo | None:
-    """Words by which reads of the store let ``stream`` go on; None, with one line, where it cannot wait for such."""
+def open_ring(driver: CudaDriver, *, stream: int, frame_bytes: int) -> GpuIo | None:
+    """Words by which reads of the store into the arena let ``stream`` go on; None, with one line, where it cannot wait
+    for such."""
     words = _native.SharedBytes.create(NUM_SLOTS * _native.FlagRing.SLOT_BYTES, "banyan-ring")
     try:
         address = _pin(driver, words)
@@ -159,7 +160,7 @@ def open_ring(driver: CudaDriver, *, stream: int) -> GpuIo | None:
         _stuck.append(words)
         logger.warning(NO_STREAM_WAITS, f"a stream did not see a word within {WORD_PATIENCE_S:g} s")
         return None
-    return GpuIo(driver, _native.FlagRing(words, NUM_SLOTS), address)
+    return GpuIo(driver, _native.FlagRing(words, NUM_SLOTS), address, frame_bytes=frame_bytes)
 
 
 def open_ends(driver: CudaDriver) -> LeaseWord:

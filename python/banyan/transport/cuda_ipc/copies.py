@@ -112,6 +112,8 @@ class Chain:
         self.events: list[int] = []
         self.timed: tuple[int, int] | None = None
         """Timing events of a chain that was enqueued whole: behind all that it waits for, and its last one."""
+        self.has_lists = False
+        """Whether room for its page lists was taken."""
         self.is_lost = False
         self._streams = streams
         self._has_landed = False

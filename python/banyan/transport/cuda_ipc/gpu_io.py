@@ -48,21 +48,33 @@ class _Passed:
 
 
 class GpuIo:
-    """Enqueues the words of a ring whose memory the device sees at ``words``."""
+    """What the store reads into this rank's part of the host arena, for copies that follow: the words of a ring, whose
+    memory the device sees at ``words``."""
 
-    def __init__(self, driver: CudaDriver, ring: _native.FlagRing, words: int) -> None:
+    def __init__(self, driver: CudaDriver, ring: _native.FlagRing, words: int, *, frame_bytes: int) -> None:
         self._driver = driver
         self._ring = ring
         self._words = words
+        self._frame_bytes = frame_bytes
         self._events = EventPool(driver, driver.create_event)
         self._passed: list[_Passed] = []
 
+    def pages(self, read: StoreRead, positions: Sequence[int]) -> bytes:
+        """The pages of the arena that these of the read's pages go to, as bytes of int64."""
+        offsets = array("q", read.offsets(list(positions)))
+        return array("q", [offset // self._frame_bytes for offset in offsets]).tobytes()
+
     def follow(self, reads: Sequence[StoreRead]) -> _native.RingBatch | None:
-        """Layers of reads that are under way, each answered when all of them have it; None when every slot is taken."""
-        return self._ring.follow(cast(list[_native.Read], list(reads)))
+        """Layers of reads that are under way, each answered when all of them have it. None when every slot is taken:
+        then the reads are waited for here, and are over, or late."""
+        batch = self._ring.follow(cast(list[_native.Read], list(reads)))
+        # A late read may still be written to when its device answers, if it ever does.
+        while batch is None and not all(read.has_ended or read.is_late for read in reads):
+            time.sleep(POLL_S)
+        return batch
 
     def wait(self, stream: int, batch: _native.RingBatch, layer: int) -> None:
-        """What is enqueued on ``stream`` from now on runs after ``layer`` was answered."""
+        """What is enqueued on ``stream`` from now on runs after ``layer`` has come, or will not come."""
         self._driver.wait_flag(stream, self._words + batch.answer_offset, batch.value(layer))
 
     def finish(self, stream: int, batch: _native.RingBatch) -> None:
@@ -80,42 +92,3 @@ class GpuIo:
             else:
                 kept.append(passed)
         self._passed = kept
-
-
-class FollowedReads:
-    """Reads of one batch of copies, and the words that tell how far all of them are."""
-
-    def __init__(self, io: GpuIo, batch: _native.RingBatch) -> None:
-        self.batch = batch
-        self._io = io
-
-    def wait(self, stream: int, layer: int) -> None:
-        """What is enqueued on ``stream`` from now on runs after ``layer`` has come, or will not come."""
-        self._io.wait(stream, self.batch, layer)
-
-    def passed(self, stream: int) -> None:
-        """Nothing more is enqueued."""
-        self._io.finish(stream, self.batch)
-
-
-class ArenaReads:
-    """What the store reads into this rank's part of the host arena, for copies that follow."""
-
-    def __init__(self, io: GpuIo, *, frame_bytes: int) -> None:
-        self._io = io
-        self._frame_bytes = frame_bytes
-
-    def pages(self, read: StoreRead, positions: Sequence[int]) -> bytes:
-        """The pages of the arena that these of the read's pages go to, as bytes of int64."""
-        offsets = array("q", read.offsets(list(positions)))
-        return array("q", [offset // self._frame_bytes for offset in offsets]).tobytes()
-
-    def follow(self, reads: Sequence[StoreRead]) -> FollowedReads | None:
-        """Words to wait for; None when none are free: then the reads are waited for here, and are over, or late."""
-        batch = self._io.follow(reads)
-        if batch is not None:
-            return FollowedReads(self._io, batch)
-        # A late read may still be written to when its device answers, if it ever does.
-        while not all(read.has_ended or read.is_late for read in reads):
-            time.sleep(POLL_S)
-        return None

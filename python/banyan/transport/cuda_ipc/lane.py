@@ -10,22 +10,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from banyan import _native
 from banyan.transport.cuda_ipc.copies import Chain, EventPool, LayerGroups, PageKernel
 from banyan.transport.cuda_ipc.driver import CudaDriver, DriverError
-from banyan.transport.cuda_ipc.gpu_io import FollowedReads
+from banyan.transport.cuda_ipc.gpu_io import GpuIo
 from banyan.transport.cuda_ipc.page_lists import ListSpace, Part
 
 
-@dataclass(slots=True)
-class _UnderWay:
-    chain: Chain
-    has_lists: bool = False
-
-
 class Lane:
-    """Enqueues copies into the place of ``target_row``. One thread."""
+    """Enqueues copies into the place of ``target_row``. ``io``: by what a chain follows reads. One thread."""
 
     def __init__(
         self,
@@ -36,6 +30,7 @@ class Lane:
         stream: int,
         num_pages: int,
         target_row: int,
+        io: GpuIo | None = None,
     ) -> None:
         """``num_pages`` bound what can be under way."""
         self._driver = driver
@@ -43,48 +38,48 @@ class Lane:
         self._groups = groups
         self._stream = stream
         self._target_row = target_row
+        self._io = io
         self._events = EventPool(driver, driver.create_event)
         self._timing = EventPool(driver, driver.create_timing_event)
         self._lists = ListSpace(driver, stream=stream, num_pages=num_pages)
-        self._under_way: deque[_UnderWay] = deque()
+        self._under_way: deque[Chain] = deque()
 
     def has_room(self, num_pages: int) -> bool:
         return self._lists.has_room(num_pages)
 
     def begin(self) -> Chain:
         """A chain that ``enqueue`` fills next."""
-        chain = Chain(self._driver)
-        self._under_way.append(_UnderWay(chain))
-        return chain
+        self._under_way.append(Chain(self._driver))
+        return self._under_way[-1]
 
-    def enqueue(self, parts: Sequence[Part], behind: Sequence[int], waits: FollowedReads | None = None) -> None:
+    def enqueue(self, parts: Sequence[Part], behind: Sequence[int], followed: _native.RingBatch | None = None) -> None:
         """Fill the chain that was begun last: copy all ``parts`` group by group, behind the events ``behind`` and, for
-        each group, behind what ``waits`` waits for.
+        each group, behind the reads that are ``followed``.
 
         Raises:
             DriverError: when a call is refused. Whatever is raised, the chain is broken off.
         """
-        under_way = self._under_way[-1]
+        chain = self._under_way[-1]
         try:
-            self._enqueue(under_way, parts, behind, waits)
+            self._enqueue(chain, parts, behind, followed)
         except BaseException:
-            under_way.chain.break_off(self._last_event())
+            chain.break_off(self._last_event())
             raise
 
     def _enqueue(
-        self, under_way: _UnderWay, parts: Sequence[Part], behind: Sequence[int], waits: FollowedReads | None
+        self, chain: Chain, parts: Sequence[Part], behind: Sequence[int], followed: _native.RingBatch | None
     ) -> None:
-        stream, chain = self._stream, under_way.chain
+        stream, io = self._stream, self._io
         for event in behind:
             self._driver.wait_event(stream, event)
         lists = self._lists.take(sum(part.num_pages for part in parts))
-        under_way.has_lists = True
+        chain.has_lists = True
         self._lists.upload(lists, parts)
         began = self._timing.take()
         self._driver.record_event(began, stream)
         for group in range(self._groups.num_groups):
-            if waits is not None:
-                waits.wait(stream, self._groups.last_layer(group))
+            if io is not None and followed is not None:
+                io.wait(stream, followed, self._groups.last_layer(group))
             extents = self._groups.extents(group)
             self._kernel.enqueue(stream=stream, lists=lists, target_row=self._target_row, extents=extents)
             is_last = group == self._groups.num_groups - 1
@@ -93,8 +88,8 @@ class Lane:
             chain.events.append(event)
             if is_last:
                 chain.timed = (began, event)
-        if waits is not None:
-            waits.passed(stream)
+        if io is not None and followed is not None:
+            io.finish(stream, followed)
 
     def _last_event(self) -> int | None:
         """An event behind all that is on the stream; None when even that is refused."""
@@ -107,11 +102,11 @@ class Lane:
 
     def poll(self) -> None:
         """Take back what chains that have landed had."""
-        while self._under_way and self._under_way[0].chain.has_landed:
+        while self._under_way and self._under_way[0].has_landed:
             landed = self._under_way.popleft()
-            timed = landed.chain.timed or ()
+            timed = landed.timed or ()
             self._timing.give(timed)
-            self._events.give([event for event in landed.chain.take_events() if event not in timed])
+            self._events.give([event for event in landed.take_events() if event not in timed])
             if landed.has_lists:
                 self._lists.give_back()
 

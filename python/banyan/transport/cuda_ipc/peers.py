@@ -34,7 +34,7 @@ from banyan.transport.cuda_ipc.copies import (
     PageKernel,
 )
 from banyan.transport.cuda_ipc.driver import CudaDriver
-from banyan.transport.cuda_ipc.gpu_io import ArenaReads, FollowedReads
+from banyan.transport.cuda_ipc.gpu_io import GpuIo
 from banyan.transport.cuda_ipc.lane import Lane
 from banyan.transport.cuda_ipc.leases import CudaLease, LeaseWord
 from banyan.transport.cuda_ipc.mappings import Peer, PeerMappings
@@ -93,7 +93,7 @@ class CudaPeers:
         page_bytes: int,
         num_pages: int,
         target_row: int = OWN_ROW,
-        reads: ArenaReads | None = None,
+        reads: GpuIo | None = None,
     ) -> None:
         """``page_bytes`` of a page over all layers; ``num_pages`` of the target bound what can be under way. ``ends``:
         the word of ``order.copy_stream``.
@@ -113,7 +113,7 @@ class CudaPeers:
         self._copy_kind = CudaCopy if target_row == OWN_ROW else HostBoundCopy
         self._max_leased = num_pages
 
-        def lane(stream: int, num_pages: int) -> Lane:
+        def lane(stream: int, num_pages: int, io: GpuIo | None = None) -> Lane:
             return Lane(
                 driver=driver,
                 kernel=kernel,
@@ -121,11 +121,12 @@ class CudaPeers:
                 stream=stream,
                 num_pages=num_pages,
                 target_row=target_row,
+                io=io,
             )
 
         self._leased_lane = lane(order.copy_stream, num_pages)
         # No lease bounds these: a page may be handed out again while the copy of an aborted request is under way.
-        self._arriving_lane = lane(order.follow_stream, 2 * num_pages) if reads is not None else None
+        self._arriving_lane = lane(order.follow_stream, 2 * num_pages, reads) if reads is not None else None
         self._num_leased = 0
         self._under_way: list[_Batch] = []
         self._is_broken = False
@@ -251,19 +252,13 @@ class CudaPeers:
             value = self._ends.ends.expect([lease.native for lease in batch.leases])
             self._driver.write_word(self._order.copy_stream, self._ends.address, value)
         if batch.arriving:
-            assert self._arriving_lane is not None
-            # It may wait for the reads, so it comes second.
-            followed = self._follow(batch)
+            assert self._arriving_lane is not None and self._reads is not None
+            # It may wait for the reads, so it comes second. None: they are over already.
+            followed = self._reads.follow(batch.reads)
+            if followed is not None:
+                batch.copy.follow(followed)
             batch.copy.chains.append(self._arriving_lane.begin())
             self._arriving_lane.enqueue(batch.arriving, ready, followed)
-
-    def _follow(self, batch: _Batch) -> FollowedReads | None:
-        """The reads that a chain waits for; None when they are over already."""
-        assert self._reads is not None
-        followed = self._reads.follow(batch.reads)
-        if followed is not None:
-            batch.copy.follow(followed.batch)
-        return followed
 
     # ---- the rest ----------------------------------------------------------------------------------------------
 
