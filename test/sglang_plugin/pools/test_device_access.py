@@ -606,6 +606,18 @@ class TwoPairs(Device):
         return device // 2 == other // 2
 
 
+def test_route_when_the_pool_has_no_handles_then_staged_or_refused_by_the_reason(gpu, capsys):
+    hidden, mute, extent = Device(gpu), Device(gpu), (gpu.allocate(64), 64)
+    hidden.is_exportable = lambda address: False
+    mute.refuse["export_handle"] = 0
+    for driver, reason in ((hidden, "1 buffers of the KV pool"), (mute, "no handle of the KV pool")):
+        found = device_start.find_route(driver, [extent], [], has_arena=True)
+        assert found.route is Route.STAGED and reason in found.line
+        with pytest.raises((SystemExit, Refused)):
+            device_start.find_route(driver, [extent], [], has_arena=False)
+        assert reason in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("devices", "is_direct"), [([0, 1], True), ([0, 1, 2, 3], False), ([0, 9], True)])
 def test_route_when_gpus_cannot_read_each_other_then_only_those_of_the_member_slots_matter(
     gpu, devices, is_direct, capsys

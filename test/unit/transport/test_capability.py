@@ -3,28 +3,27 @@
 
 import pytest
 
-from banyan.transport.capability import DeviceFacts, Route, choose_route
+from banyan.transport.capability import Route, choose_route
 from banyan.transport.cuda_ipc.copy_stream import open_copy_streams
 from banyan.transport.cuda_ipc.driver import DriverError
 
 
 @pytest.mark.parametrize(
-    ("facts", "has_arena", "route", "words"),
+    ("obstacle", "unreachable_devices", "reads_others", "has_arena", "route", "words"),
     [
-        ({}, False, Route.DIRECT, ""),
-        ({"num_unexportable_extents": 3}, False, Route.REFUSED, "3 buffers"),
-        ({"num_unexportable_extents": 3}, True, Route.STAGED, "host arena"),
-        ({"unreachable_devices": (1, 2)}, False, Route.REFUSED, "device 1, 2"),
-        ({"unreachable_devices": (1,)}, True, Route.STAGED, "no peer access"),
-        ({"unreachable_devices": (1,), "reads_others": True}, True, Route.DIRECT, "device 1"),
-        ({"unreachable_devices": (1,), "reads_others": True}, False, Route.REFUSED, "device 1"),
-        ({"export_error": "export_handle: CUDA_ERROR_NOT_SUPPORTED"}, False, Route.REFUSED, "no handle of the KV pool"),
-        ({"export_error": "export_handle: CUDA_ERROR_NOT_SUPPORTED"}, True, Route.STAGED, "host arena"),
-        ({"driver_error": "cuInit: CUDA_ERROR_NO_DEVICE"}, True, Route.REFUSED, "NO_DEVICE"),
+        ("", (), False, False, Route.DIRECT, ""),
+        ("3 buffers", (), False, False, Route.REFUSED, "3 buffers"),
+        ("3 buffers", (1,), True, True, Route.STAGED, "3 buffers: pages go through the host arena"),
+        ("", (1, 2), False, False, Route.REFUSED, "device 1, 2"),
+        ("", (1,), False, True, Route.STAGED, "no peer access"),
+        ("", (1,), True, True, Route.DIRECT, "device 1"),
+        ("", (1,), True, False, Route.REFUSED, "device 1"),
     ],
 )
-def test_verdict_when_a_fact_stands_in_the_way_then_staged_or_refused_with_the_way_out(facts, has_arena, route, words):
-    found = choose_route(DeviceFacts(**facts), has_arena=has_arena)
+def test_verdict_when_a_fact_stands_in_the_way_then_staged_or_refused_with_the_way_out(
+    obstacle, unreachable_devices, reads_others, has_arena, route, words
+):
+    found = choose_route(obstacle, unreachable_devices, reads_others=reads_others, has_arena=has_arena)
     assert found.route is route and words in found.line
     assert (route is Route.REFUSED) == ("--banyan-share off" in found.line)
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 
 import numpy as np
@@ -12,9 +12,9 @@ import torch
 
 from banyan import _native
 from banyan.config import Config
-from banyan.refusals.start import pinning_refusal
+from banyan.refusals.start import device_refusal, pinning_refusal
 from banyan.sglang_plugin import runtime
-from banyan.transport.capability import DeviceFacts, Route, RouteChoice, choose_route
+from banyan.transport.capability import Route, RouteChoice, choose_route
 from banyan.transport.cuda_ipc.driver import CudaDriver, DriverError
 from banyan.transport.cuda_ipc.gpu_io import WORD_PATIENCE_S, GpuIo, comes_past
 from banyan.transport.cuda_ipc.host_pieces import HostPieces, Pinned, look_at_room
@@ -42,7 +42,7 @@ def open_driver() -> CudaDriver:
     try:
         return CudaDriver()
     except DriverError as error:
-        runtime.refuse(choose_route(DeviceFacts(driver_error=str(error)), has_arena=False).line)
+        runtime.refuse(device_refusal(f"the CUDA driver cannot be used ({error})"))
 
 
 def find_route(
@@ -56,17 +56,9 @@ def find_route(
     visible = range(driver.num_devices())
     others = {other for other in devices if other in visible and other != device}
     unreachable = {other for other in others if not driver.can_access(device, other)}
-    addresses = [address for address, _ in extents]
-    unexportable = [address for address in addresses if not driver.is_exportable(address)]
-    found = choose_route(
-        DeviceFacts(
-            num_unexportable_extents=len(unexportable),
-            export_error=None if unexportable else _export_error(driver, addresses),
-            unreachable_devices=tuple(sorted(unreachable)),
-            reads_others=bool(others - unreachable),
-        ),
-        has_arena=has_arena,
-    )
+    obstacle = _export_obstacle(driver, [address for address, _ in extents])
+    reads_others = bool(others - unreachable)
+    found = choose_route(obstacle, tuple(sorted(unreachable)), reads_others=reads_others, has_arena=has_arena)
     if found.route is Route.REFUSED:
         runtime.refuse(found.line)
     if found.line:
@@ -74,14 +66,20 @@ def find_route(
     return found
 
 
-def _export_error(driver: CudaDriver, addresses: Iterable[int]) -> str | None:
-    """Why the driver gives no handle of memory that could have one: some systems have no CUDA IPC at all."""
+def _export_obstacle(driver: CudaDriver, addresses: Sequence[int]) -> str:
+    """Why the driver gives no handle of this memory. Some systems have no CUDA IPC at all."""
+    num_unexportable = sum(not driver.is_exportable(address) for address in addresses)
+    if num_unexportable:
+        return (
+            f"{num_unexportable} buffers of the KV pool have no CUDA IPC handle (virtual memory: expandable segments, "
+            "memory saver, post-capture sizing or a custom pool)"
+        )
     try:
         for base in {driver.allocation_of(address)[0] for address in addresses}:
             driver.export_handle(base)
     except DriverError as error:
-        return str(error)
-    return None
+        return f"the driver gives no handle of the KV pool to other processes ({error})"
+    return ""
 
 
 def pin_arena(
