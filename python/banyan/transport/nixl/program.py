@@ -16,11 +16,12 @@ import signal
 import socket
 import sys
 import time
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import numpy as np
 
-from banyan.transport.nixl.layer_reads import Reading, Reads
+from banyan.transport.nixl.agent import Agent
+from banyan.transport.nixl.layer_reads import Reading
 from banyan.transport.nixl.messages import (
     MAX_BYTES,
     MAX_REASON,
@@ -38,17 +39,10 @@ FIRST_PAUSE_S, MOST_PAUSE_S = 50e-6, 1e-3
 """Between two looks at reads that are under way."""
 
 
-class Engine(Reads, Protocol):
-    """What ``agent.Agent`` is."""
-
-    def register(self, address: int, num_bytes: int, /) -> bytes: ...
-    def meet(self, metadata: bytes, /) -> str: ...
-
-
 class Program:
     """The loop. One thread."""
 
-    def __init__(self, control: socket.socket, engine: Engine) -> None:
+    def __init__(self, control: socket.socket, engine: Agent) -> None:
         self._control = control
         self._engine = engine
         self._base = 0
@@ -137,8 +131,6 @@ def main(fd: int, backend: str, role: str) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=fd)
     try:
-        from banyan.transport.nixl.agent import Agent
-
         agent = Agent(f"banyan-{role}-{os.urandom(8).hex()}", backend, answers=role == "lend")
     except Exception as error:  # noqa: BLE001 - NIXL's errors have nothing in common but this
         control.send(encode(Failed(f"{error}"[:MAX_REASON])))
