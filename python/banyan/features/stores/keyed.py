@@ -70,9 +70,7 @@ class KeyedStore:
         self._lock = threading.Lock()
         self._presence = PresenceCache(namespace, monotonic)
         self._own: Latest[str, None] = Latest(MAX_PRESENT)
-        self._waiting: set[Feed] = set()
         self._bases: dict[int, tuple[SharedBytes, int]] = {}
-        self._num_reading = 0
         self._completed: deque[tuple[str, str]] = deque()
         self._counts: Counter[str] = Counter()
         self._log = RateLimitedLog(values.engine)
@@ -94,7 +92,7 @@ class KeyedStore:
             self._value_format,
             self._header_buffer(BATCH),
             backlog_bytes=BACKLOG_BYTES,
-            num_reads=lambda: self._num_reading,
+            num_reads=lambda: self._watch.num_reads,
             done=self._wrote,
             lost=lambda error: self._failed("write_errors", error),
         )
@@ -153,46 +151,27 @@ class KeyedStore:
         """Start to read; with more reads under way than it keeps in mind, all pages fail at once."""
         feed = Feed(memory, offsets, self._value_format.page_bytes, self._value_format.num_layers)
         read, base, places = feed.read(), self._base(memory), _numbers(offsets)
-        with self._lock:
-            is_taken = not (self._has_ended or self._watch.is_stalled) and self._num_reading < MAX_READS
-            self._num_reading += is_taken
-            if is_taken:
-                self._waiting.add(feed)
-        if not is_taken:
+        if self._has_ended or not self._watch.asked(feed, MAX_READS):
             _end_at_once(feed)
             return read
         keys, namespace, presence = list(found.keys[:num_pages]), found.namespace, self._presence
         wanted = PageRead(
             namespace, keys, memory, base, places, layers_per_step, feed, lambda: namespace == presence.namespace
         )
-        self._watch.asked(feed)
         try:
             self._workers.submit(partial(self._carry, wanted))
         except RuntimeError as error:
             # There is no thread to be had.
-            if self._begins(feed):
+            if self._watch.begins(feed):
                 _end_at_once(feed)
-                self._over(feed)
+                self._watch.ended(feed)
             self._failed("read_errors", error)
         return read
 
-    def _begins(self, feed: Feed) -> bool:
-        """It waits no more for its turn; whether it did."""
-        with self._lock:
-            was_waiting = feed in self._waiting
-            self._waiting.discard(feed)
-        return was_waiting
-
-    def _over(self, feed: Feed) -> None:
-        self._watch.ended(feed)
-        with self._lock:
-            self._num_reading -= 1
-
     def _carry(self, read: PageRead) -> None:
-        if not self._begins(read.feed):
+        if not self._watch.begins(read.feed):
             return
         reader = self._readers.get()
-        self._watch.begins(read.feed)
         try:
             reader.carry(read, [name_of(read.namespace, key) for key in read.keys])
         except Exception as error:  # noqa: BLE001 - whatever a library raises costs hits, and nothing else
@@ -206,7 +185,7 @@ class KeyedStore:
             finally:
                 read.feed.end()
             self._readers.put(reader)
-            self._over(read.feed)
+            self._watch.ended(read.feed)
 
     def _doubt(self, read: PageRead) -> None:
         self._presence.doubt([read.keys[page] for page in read.failed], read.namespace)
@@ -325,10 +304,6 @@ class KeyedStore:
         self._writes.close(LEAVE_S)
         self._asked.close(max(0.0, deadline_s - monotonic()))
         self._workers.close(0.0 if self._watch.is_stalled else max(0.0, deadline_s - monotonic()))
-        # What waits behind a library that hangs does not begin any more.
-        for feed in list(self._waiting):
-            if self._begins(feed):
-                feed.end()
         self._watch.close()
         self._values.close()
 

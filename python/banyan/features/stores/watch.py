@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads of a library that has not answered in time: whoever waits for their layers is let go.
+"""The reads that a library has been asked for; where it has not answered in time, whoever waits for their layers is let
+go.
 
 The frames stay lent until the library comes back, for it may still write to them. A watch that ends before its time
 says so, and counts as a stall for good: nobody would be let go any more.
@@ -42,21 +43,27 @@ class Watch:
         """Whether a read that was late has still not ended, or would not be seen to be late."""
         return self._is_off or bool(self._late)
 
-    def asked(self, feed: Feed) -> None:
-        """It waits for its turn."""
-        with self._changed:
-            self._since_s[feed] = inf
-            if self._late:
-                self._late.add(feed)
-            if self.is_stalled:
-                feed.be_late()
+    @property
+    def num_reads(self) -> int:
+        """Those that have been asked for and have not ended."""
+        return len(self._since_s)
 
-    def begins(self, feed: Feed) -> None:
+    def asked(self, feed: Feed, max_reads: int) -> bool:
+        """It waits for its turn; False where it does not: the library stalls, or too many reads are under way."""
         with self._changed:
+            if self.is_stalled or len(self._since_s) >= max_reads:
+                return False
+            self._since_s[feed] = inf
+            return True
+
+    def begins(self, feed: Feed) -> bool:
+        """It waits no more for its turn; whether it did."""
+        with self._changed:
+            if self._since_s.get(feed) != inf:
+                return False
             self._since_s[feed] = time.monotonic()
             self._changed.notify()
-            if self._is_off:
-                feed.be_late()
+            return True
 
     def moves(self, feed: Feed) -> None:
         """The library has answered, and is asked for more."""
@@ -74,9 +81,13 @@ class Watch:
             self._has_ended = True
             self._changed.notify()
         self._thread.join()
-        # Those whose turn does not come any more end when nobody has them.
-        self._since_s.clear()
-        self._late.clear()
+        with self._changed:
+            waiting = [feed for feed, since_s in self._since_s.items() if since_s == inf]
+            self._since_s.clear()
+            self._late.clear()
+        # What waits behind a library that hangs does not begin any more.
+        for feed in waiting:
+            feed.end()
 
     def _run(self) -> None:
         with self._changed:

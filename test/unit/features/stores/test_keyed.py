@@ -154,7 +154,7 @@ def test_read_when_no_thread_is_to_be_had_then_its_pages_have_failed_and_nobody_
     read = stored.read(found, 2, memory, offsets(2, 3))
     assert read.is_late, "no batch is promised its pages"
     assert len(read.finish()) == 2
-    assert bytes(memory) == before and stored._num_reading == 0
+    assert bytes(memory) == before and stored._watch.num_reads == 0
     monkeypatch.setattr(stored._asked._workers, "submit", fails)
     assert stored.ask(keys(4)) is None
     monkeypatch.undo()

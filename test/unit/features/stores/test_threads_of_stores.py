@@ -43,18 +43,18 @@ def test_watch_when_its_thread_ends_by_a_fault_then_reads_are_late_and_no_other_
     watch, before = Watch(60.0), num_ended()
     running, later = feed_of(memory), feed_of(memory)
     reads = [running.read(), later.read()]
-    watch.begins(running)
+    assert watch.asked(running, 1) and not watch.asked(later, 1) and watch.asked(later, 2)
+    assert watch.begins(running) and not watch.begins(running) and watch.num_reads == 2
     monkeypatch.setattr(watch, "_look", fail)
     watch.moves(running)
     with watch._changed:
         watch._changed.notify()
     watch._thread.join(5)
     assert num_ended() == before + 1 and watch.is_stalled and reads[0].is_late
-    watch.begins(later)
-    assert reads[1].is_late
-    for feed in (running, later):
-        feed.end()
+    assert reads[1].is_late and not watch.asked(feed_of(memory), 9)
+    running.end()
     watch.close()
+    assert reads[1].has_ended and not watch.begins(later), "its turn does not come any more"
 
 
 def test_writes_when_their_thread_ends_by_a_fault_then_all_that_wait_have_failed_and_nobody_waits(memory, monkeypatch):
