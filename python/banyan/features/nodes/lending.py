@@ -21,7 +21,7 @@ from banyan import _native
 from banyan.features.nodes.exported_arena import ExportedArena
 from banyan.features.nodes.limits import Allowance
 from banyan.features.nodes.nixl_pulls import LentByNixl
-from banyan.features.nodes.path_probe import MOST_PROBES_AT_ONCE, PROBES_PER_S, TOO_MANY, ProbeBytes, ProbeLease
+from banyan.features.nodes.path_probe import MOST_PROBES_AT_ONCE, PROBES_PER_S, TOO_MANY, ProbeBytes
 from banyan.features.nodes.remote_leases import RemoteLeases
 from banyan.features.nodes.wire import (
     Answer,
@@ -121,7 +121,8 @@ class Lending:
         with self._lock:
             if not self._probes.take():
                 return Refused(message.number, TOO_MANY)
-        lent = self.remote_leases.lend(ProbeLease(), ProbeBytes(message.num_bytes))
+        probe = ProbeBytes(message.num_bytes)
+        lent = self.remote_leases.lend(probe, probe)
         return RemoteLease(message.number, lent.token, port, b"")
 
     @contextmanager

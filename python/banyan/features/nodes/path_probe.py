@@ -10,17 +10,10 @@ TOO_MANY = "too many probes"
 _ZEROS = memoryview(bytes(1 << 20))
 
 
-class ProbeLease:
-    """A lease on nothing."""
+class ProbeBytes:
+    """So many bytes, all of them in the first layer; and a lease on no page."""
 
     num_pages = 0
-
-    def release(self) -> None:
-        pass
-
-
-class ProbeBytes:
-    """So many bytes, all of them in the first layer."""
 
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
@@ -28,3 +21,6 @@ class ProbeBytes:
     def layer(self, layer: int) -> list[memoryview]:
         whole, rest = divmod(0 if layer else self._num_bytes, len(_ZEROS))
         return [_ZEROS] * whole + ([_ZEROS[:rest]] if rest else [])
+
+    def release(self) -> None:
+        pass
