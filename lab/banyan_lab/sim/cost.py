@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from banyan.core import PageKey
 from banyan.pacing.admission import Admission, WriteAdmission, WriteVerdict
-from banyan.pacing.budget import WriteBudget
+from banyan.pacing.allowance import Allowance
 from banyan_lab.sim.figures import TUTTI, Figure
 from banyan_lab.sim.hardware import drive
 from banyan_lab.sim.llms import llm
@@ -115,7 +115,7 @@ def wear(
     budget = None
     if budget_bytes_per_day is not None:
         burst_bytes = max(page_bytes, int(budget_bytes_per_day * hours / 24 / 10))
-        budget = WriteBudget(bytes_per_day=budget_bytes_per_day, burst_bytes=burst_bytes, now_ns=0)
+        budget = Allowance(per_s=budget_bytes_per_day / DAY_S, burst=burst_bytes, now_s=0.0)
     judge = WriteAdmission(admission, budget=budget)
     stored: set[str] = set()
     live: list[tuple[int, int]] = []

@@ -12,7 +12,7 @@ from enum import Enum
 
 from banyan.core import PageKey
 from banyan.latest import Latest
-from banyan.pacing.budget import WriteBudget
+from banyan.pacing.allowance import Allowance
 
 MAX_REMEMBERED_KEYS = 1 << 18
 """Some 40 MB at 150 bytes a key; at 16 tokens a page the last four million tokens."""
@@ -36,7 +36,7 @@ class Admission(Enum):
 class WriteAdmission:
     """Decides page by page. Called by one thread."""
 
-    def __init__(self, admission: Admission, *, budget: WriteBudget | None) -> None:
+    def __init__(self, admission: Admission, *, budget: Allowance | None) -> None:
         """``budget`` None: the device does not wear (memory, a remote store that counts for itself)."""
         self._admission = admission
         self._budget = budget
@@ -47,7 +47,7 @@ class WriteAdmission:
         if self._admission is Admission.SECOND_ACCESS and key not in self._seen_once:
             self._remember(key)
             return WriteVerdict.SEEN_ONCE
-        if self._budget is not None and not self._budget.take(num_bytes, now_ns):
+        if self._budget is not None and not self._budget.take(num_bytes, now_ns / 1e9):
             self._remember(key)
             return WriteVerdict.OVER_BUDGET
         self._seen_once.pop(key, None)

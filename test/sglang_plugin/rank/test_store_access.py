@@ -72,8 +72,8 @@ def test_weights_when_nothing_can_be_remembered_then_that_is_said(model, monkeyp
 
 def test_budget_when_the_user_bounds_what_is_written_in_a_day_then_a_rank_has_its_part_of_it():
     budget = make_budget(Config(store_write_gb_per_day=24.0), num_parts=2, share=0.5)
-    began_ns, two_hours_bytes = time.monotonic_ns(), 1 << 29
-    assert budget.take(two_hours_bytes, began_ns) and not budget.take(1 << 20, began_ns)
-    in_an_hour_ns = began_ns + 3600 * 10**9
-    assert budget.take(two_hours_bytes // 2, in_an_hour_ns) and not budget.take(1 << 20, in_an_hour_ns)
+    began_s, two_hours_bytes = time.monotonic(), 1 << 29
+    assert budget.take(two_hours_bytes, began_s) and not budget.take(1 << 20, began_s)
+    in_an_hour_s = began_s + 3600
+    assert budget.take(two_hours_bytes // 2 - 1, in_an_hour_s) and not budget.take(1 << 20, in_an_hour_s)
     assert make_budget(Config(), num_parts=2) is None

@@ -12,7 +12,7 @@ from banyan.arena.archive import Archive
 from banyan.arena.lineage import Lineage
 from banyan.arena.owners import Owners
 from banyan.pacing.admission import Admission, WriteAdmission
-from banyan.pacing.budget import WriteBudget
+from banyan.pacing.allowance import Allowance
 from banyan.telemetry import Counters
 
 RECORD_BYTES = 100
@@ -43,9 +43,7 @@ def test_page_when_its_write_failed_or_was_none_then_it_has_its_bytes_again_and_
         residency=SimpleNamespace(frame=lambda key: 3, hold=held.extend, unhold=lambda frames: held.remove(*frames)),
         lineage=lineage,
         owners=Owners(),
-        admission=WriteAdmission(
-            Admission.SECOND_ACCESS, budget=WriteBudget(bytes_per_day=1, burst_bytes=RECORD_BYTES, now_ns=0)
-        ),
+        admission=WriteAdmission(Admission.SECOND_ACCESS, budget=Allowance(per_s=1e-5, burst=RECORD_BYTES, now_s=0.0)),
         memory=None,
         frame_bytes=RECORD_BYTES,
         record_bytes=RECORD_BYTES,

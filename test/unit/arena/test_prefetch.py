@@ -24,7 +24,7 @@ from banyan.core import Run, SourceKind
 from banyan.features.nodes.pull import NodeFound
 from banyan.layout import BlockGeometry
 from banyan.pacing.admission import Admission, WriteAdmission
-from banyan.pacing.budget import WriteBudget
+from banyan.pacing.allowance import Allowance
 
 LAYER_BYTES = 4096
 BLOCK = BlockGeometry(((LAYER_BYTES // 2, LAYER_BYTES // 2),) * 3)
@@ -61,7 +61,7 @@ class StoreHost(Host):
         num_frames: int = 8,
         max_pages: int = 1000,
         block: BlockGeometry = BLOCK,
-        budget: WriteBudget | None = None,
+        budget: Allowance | None = None,
     ) -> None:
         page_bytes = block.buffer_bytes[0][0]
         super().__init__(rank_table, slot, num_frames=num_frames, page_bytes=page_bytes, block=block)
@@ -144,7 +144,7 @@ def test_page_when_only_the_store_holds_it_then_it_streams_into_the_pool_and_sta
 def test_write_when_layers_are_padded_on_the_drive_then_the_budget_holds_for_what_is_written_there(
     tmp_path: Path,
 ) -> None:
-    budget = WriteBudget(bytes_per_day=1, burst_bytes=60_000, now_ns=time.monotonic_ns())
+    budget = Allowance(per_s=1e-5, burst=60_000, now_s=time.monotonic())
     block = BlockGeometry(((2_500, 2_500),) * 3)
     host = StoreHost(RankTable.create(4), 0, tmp_path, block=block, budget=budget)
     host.save([3, 4, 5, 6, 7], keys(1, 2, 3, 4, 5))

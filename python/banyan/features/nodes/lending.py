@@ -19,7 +19,6 @@ from itertools import takewhile
 
 from banyan import _native
 from banyan.features.nodes.exported_arena import ExportedArena
-from banyan.features.nodes.limits import Allowance
 from banyan.features.nodes.nixl_pulls import LentByNixl
 from banyan.features.nodes.path_probe import MOST_PROBES_AT_ONCE, PROBES_PER_S, TOO_MANY, ProbeBytes
 from banyan.features.nodes.remote_leases import RemoteLeases
@@ -37,6 +36,7 @@ from banyan.features.nodes.wire import (
     pack_sums,
     unpack_keys,
 )
+from banyan.pacing.allowance import Allowance
 
 OTHER_WEIGHTS = "other weights, or another layout of KV"
 
@@ -51,9 +51,10 @@ class Lending:
         self.num_pages = 0
         """Pages lent so far."""
         self.num_refused = 0
+        self._clock = clock
         self._lock = threading.Condition()
         self._num_borrowing = 0
-        self._probes = Allowance(per_s=PROBES_PER_S, burst=MOST_PROBES_AT_ONCE, clock=clock)
+        self._probes = Allowance(per_s=PROBES_PER_S, burst=MOST_PROBES_AT_ONCE, now_s=clock())
         self._exported: ExportedArena | None = None
         self._has_ended = False
 
@@ -119,7 +120,7 @@ class Lending:
     def _probe(self, message: Probe, port: int) -> ToBorrower:
         """Whether or not anything else is lent."""
         with self._lock:
-            if not self._probes.take():
+            if not self._probes.take(1, self._clock()):
                 return Refused(message.number, TOO_MANY)
         probe = ProbeBytes(message.num_bytes)
         lent = self.remote_leases.lend(probe, probe)

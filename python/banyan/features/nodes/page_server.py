@@ -27,7 +27,6 @@ from zmq.utils.monitor import recv_monitor_message
 
 from banyan.core import Address
 from banyan.features.nodes.lending import OTHER_WEIGHTS, Lending
-from banyan.features.nodes.limits import Allowance
 from banyan.features.nodes.nixl_pulls import LentByNixl
 from banyan.features.nodes.remote_prefetches import RemotePrefetch, RemotePrefetches
 from banyan.features.nodes.tcp import IN_FLIGHT_BYTES, LENDING, TcpSource
@@ -46,6 +45,7 @@ from banyan.features.nodes.wire import (
     read_by_page_server,
     unpack_keys,
 )
+from banyan.pacing.allowance import Allowance
 from banyan.telemetry import start_thread
 from banyan.transport.lost_peers import notice_silence
 from banyan.transport.sealed.secret import Keys
@@ -91,7 +91,7 @@ class PageServer:
         self._remote_prefetches: RemotePrefetches | None = None
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._clock = clock
-        self._allowance = Allowance(per_s=MESSAGES_PER_S, burst=MESSAGES_PER_S, clock=clock)
+        self._allowance = Allowance(per_s=MESSAGES_PER_S, burst=MESSAGES_PER_S, now_s=clock())
         self._has_ended = False
         self._borrows: SimpleQueue[tuple[bytes, Borrow] | None] = SimpleQueue()
         self._lent: deque[tuple[bytes, ToBorrower]] = deque()
@@ -259,7 +259,7 @@ class PageServer:
             logger.debug("banyan: an answer of the page server could not be sent: %s", error)
 
     def _answer_to(self, sender: bytes, message: ToPageServer) -> ToBorrower | None:
-        if not isinstance(message, Return) and not self._allowance.take():
+        if not isinstance(message, Return) and not self._allowance.take(1, self._clock()):
             return Refused(message.number, "too many messages")
         if isinstance(message, Read):
             return self._take(sender, message)

@@ -12,7 +12,7 @@ from banyan.layout import BlockGeometry
 from banyan.layout.checkpoint import checkpoint_digest
 from banyan.layout.file_digests import MEMORY_NAME
 from banyan.pacing.admission import Admission, WriteAdmission
-from banyan.pacing.budget import WriteBudget
+from banyan.pacing.allowance import Allowance
 from banyan.ports import PageStore
 from banyan.refusals.start import store_refusal, weights_refusal
 from banyan.sglang_plugin import model_files, runtime
@@ -21,6 +21,8 @@ from banyan.store.backends import open_store as open_named_store
 from banyan.store.location import StoreLocation
 
 logger = logging.getLogger("banyan")
+
+DAY_S = 24 * 3600
 
 
 def open_store(
@@ -73,17 +75,17 @@ def digests_memory(config: Config) -> Path | None:
     return None if folder is None else folder / MEMORY_NAME
 
 
-def make_budget(config: Config, *, num_parts: int, share: float = 1.0) -> WriteBudget | None:
+def make_budget(config: Config, *, num_parts: int, share: float = 1.0) -> Allowance | None:
     """Of what this rank may write, whatever its weights: its part of the server's budget, or its ``share`` of that.
     None: as much as it likes."""
     if not config.store_write_bytes_per_day:
         return None
     per_day = max(1, int(config.store_write_bytes_per_day * share) // num_parts)
     # A twelfth: two hours' worth at once, for conversations come in bursts.
-    return WriteBudget(bytes_per_day=per_day, burst_bytes=max(1, per_day // 12), now_ns=time.monotonic_ns())
+    return Allowance(per_s=per_day / DAY_S, burst=max(1, per_day // 12), now_s=time.monotonic())
 
 
-def make_admission(config: Config, budget: WriteBudget | None) -> WriteAdmission:
+def make_admission(config: Config, budget: Allowance | None) -> WriteAdmission:
     """What pages of one namespace are worth a write."""
     admission = Admission.FIRST_ACCESS if config.store_admit == "first" else Admission.SECOND_ACCESS
     return WriteAdmission(admission, budget=budget)

@@ -3,7 +3,6 @@ from itertools import pairwise
 
 from test.unit.features.nodes.test_remote_leases import Clock
 
-from banyan.features.nodes.limits import Allowance
 from banyan.features.nodes.questions import (
     FIRST_BEHIND_S,
     FIRST_PROBE_S,
@@ -183,14 +182,6 @@ def test_node_when_it_has_refused_and_nobody_else_has_pages_then_it_is_named_all
     asking.refused(1)
     assert asked(asking, 9, 3) == Best(1, 0, 9, ((1, 3),)), "all have refused"
     assert asked(asking, 0, 0) == Best(1, -1, 0)
-
-
-def test_allowance_when_more_is_taken_than_it_grows_then_it_is_refused():
-    clock = Clock()
-    allowance = Allowance(per_s=2, burst=3, clock=clock)
-    assert [allowance.take() for _ in range(4)] == [True, True, True, False]
-    clock.now_s = 0.5
-    assert [allowance.take() for _ in range(2)] == [True, False]
 
 
 def test_question_when_it_is_for_some_then_only_those_of_them_that_listen_are_asked():
