@@ -12,11 +12,11 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
-from banyan.routing import RankState
 from banyan_lab.sim.compute import DecodeModel
 from banyan_lab.sim.engine import FIRST, Simulation
 from banyan_lab.sim.nodes import Node
 from banyan_lab.sim.resources import Room
+from banyan_lab.sim.source_rules import DecodeState
 
 _SAME_STEP = 1e-6
 
@@ -41,7 +41,7 @@ class DecodeRank:
         self.group = group
         self.node = node
         self.place = group.add(self)
-        self.state: RankState | None = None
+        self.state: DecodeState | None = None
         self.room = Room(sim, f"{node.name}.{self.place}.hbm", room_bytes)
         self.ongoing_tokens = 0
         self.num_running = 0
@@ -87,7 +87,7 @@ class DecodeGroup:
         self._decoded = decoded
         self.ranks: list[DecodeRank] = []
         self.ongoing_tokens = 0
-        self.state: RankState | None = None
+        self.state: DecodeState | None = None
         self._rank_s: list[float] = []
         self._steps = 0.0
         self._seen_s = 0.0

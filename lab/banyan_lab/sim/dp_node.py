@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from banyan.core import Run, SourceKind
 from banyan.layout import cacheable_tokens
 from banyan.planner import Tail
-from banyan.routing import Dispatcher, LoadReport, Policy, Prompt, Query, RankState, SeededTieBreaks, Wait
+from banyan.routing import Dispatcher, LoadReport, Policy, Prompt, Query, SeededTieBreaks, Wait
 from banyan_lab.sim.caches import Arena, Page
 from banyan_lab.sim.decode import DecodeGroup, DecodeRank
 from banyan_lab.sim.dp_rank import CHUNK_TOKENS, DpSite, Evicts, Rank, Request
@@ -26,7 +26,7 @@ from banyan_lab.sim.hardware import node as node_spec
 from banyan_lab.sim.nodes import Join, Node
 from banyan_lab.sim.prompts import PagedPrompt
 from banyan_lab.sim.resources import Link
-from banyan_lab.sim.source_rules import decode_rank
+from banyan_lab.sim.source_rules import DecodeState, decode_rank
 
 
 class DpNode:
@@ -263,7 +263,7 @@ class DpNode:
 
     def _hand_over(self, rank: Rank, request: Request) -> None:
         states = [
-            RankState(rank=number, ongoing_tokens=group.ongoing_tokens, free_tokens=self._site.pool_tokens)
+            DecodeState(rank=number, ongoing_tokens=group.ongoing_tokens, free_tokens=self._site.pool_tokens)
             for number, group in enumerate(self._decode)
         ]
         query = Query(turn=request.number, num_prompt_tokens=request.prompt_tokens)

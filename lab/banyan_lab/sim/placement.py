@@ -18,7 +18,7 @@ from banyan.routing.policies import DualPath
 from banyan.routing.reads import ReadQueue, split_read
 from banyan_lab.sim.decode import DecodeGroup, DecodeRank
 from banyan_lab.sim.prefill import PrefillGroup, PrefillRank
-from banyan_lab.sim.source_rules import decode_rank, is_read_by_decode
+from banyan_lab.sim.source_rules import DecodeState, decode_rank, is_read_by_decode
 from banyan_lab.sim.systems import Placement, Reads
 from banyan_lab.sim.turn import Turn
 
@@ -110,11 +110,11 @@ class DualPathPlaces:
         states = [self._decode_state(rank) for rank in group.ranks]
         return group.ranks[decode_rank(query, {0: states}, num_tokens, TIE_BREAKS)]
 
-    def _decode_state(self, rank: DecodeRank) -> RankState:
+    def _decode_state(self, rank: DecodeRank) -> DecodeState:
         state = rank.state
         if state is None or state.ongoing_tokens != rank.ongoing_tokens:
             free_tokens = int(rank.room.capacity / self._kv_bytes) - rank.ongoing_tokens
-            state = RankState(rank=rank.place, ongoing_tokens=rank.ongoing_tokens, free_tokens=free_tokens)
+            state = DecodeState(rank=rank.place, ongoing_tokens=rank.ongoing_tokens, free_tokens=free_tokens)
             rank.state = state
         return state
 
@@ -141,10 +141,10 @@ def _group_state(number: int, group: PrefillGroup) -> RankState:
     return state
 
 
-def _decode_group_state(number: int, group: DecodeGroup) -> RankState:
+def _decode_group_state(number: int, group: DecodeGroup) -> DecodeState:
     state = group.state
     if state is None or state.ongoing_tokens != group.ongoing_tokens:
-        state = RankState(rank=number, ongoing_tokens=group.ongoing_tokens)
+        state = DecodeState(rank=number, ongoing_tokens=group.ongoing_tokens)
         group.state = state
     return state
 

@@ -13,13 +13,21 @@ from banyan.routing import Query, RankState, TieBreaks
 from banyan.routing.policies import cheapest
 
 
+class DecodeState(RankState, frozen=True):
+    """A decode rank, or a group of them. ``free_tokens``: room in its pool, evictable pages included."""
+
+    free_tokens: int = 0
+
+
 def is_read_by_decode(*, prefill_tokens: int, decode_tokens: int) -> bool:
     """Whether the decode side reads all of a request: the side with fewer tokens in its queue does. A tie goes to
     prefill, whose path is one transfer shorter."""
     return decode_tokens < prefill_tokens
 
 
-def decode_rank(query: Query, groups: Mapping[int, Sequence[RankState]], num_tokens: int, tie_breaks: TieBreaks) -> int:
+def decode_rank(
+    query: Query, groups: Mapping[int, Sequence[DecodeState]], num_tokens: int, tie_breaks: TieBreaks
+) -> int:
     """The decode rank of a request that will hold ``num_tokens``: the group with the fewest ongoing tokens, then in it.
 
     In the group, a rank whose pool has room comes before one that must evict; then the fewest ongoing tokens. Groups

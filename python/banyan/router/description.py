@@ -212,7 +212,6 @@ def read_loads(answer: Mapping[str, Any], asked_s: float) -> dict[int, LoadRepor
                 num_waiting=_number(load["num_waiting_reqs"]),
                 pending_prefill_tokens=_number(load["num_waiting_uncached_tokens"]),
                 ongoing_tokens=_number(load["num_total_tokens"]),
-                free_tokens=max(0, _number(load["max_total_num_tokens"]) - _number(load["num_used_tokens"])),
                 capacity_tokens=_number(load["max_total_num_tokens"]),
                 read_queue_tokens=_number(load.get("read_queue_tokens") or 0),
                 read_tokens_per_s=_rate(load.get("read_tokens_per_s")),
@@ -237,7 +236,6 @@ def together(reports: Mapping[int, LoadReport]) -> LoadReport:
         num_waiting=sum(report.num_waiting for report in every),
         pending_prefill_tokens=sum(report.pending_prefill_tokens for report in every),
         ongoing_tokens=sum(report.ongoing_tokens for report in every),
-        free_tokens=sum(report.free_tokens for report in every),
         read_queue_tokens=sum(report.read_queue_tokens or 0 for report in every),
         read_tokens_per_s=sum(rates) or None,
         # Ranks prefill beside each other: the tokens add up, the time is the mean.

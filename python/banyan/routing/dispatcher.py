@@ -221,7 +221,6 @@ def _state(rank: int, load: RankLoad, is_active: bool) -> RankState:
         pending_prefill_tokens=report.pending_prefill_tokens + load.num_new_tokens,
         ongoing_tokens=report.ongoing_tokens + load.num_prompt_tokens,
         read_queue_tokens=load.read_queue_tokens,
-        free_tokens=max(0, report.free_tokens - load.num_new_tokens),
         unused_tokens=None if report.unused_tokens is None else max(0, report.unused_tokens - load.num_prompt_tokens),
         last_turn=load.last_turn,
         prefill_tokens_per_s=report.prefill_tokens_per_s,

@@ -38,7 +38,6 @@ class LoadReport(msgspec.Struct, frozen=True):
     num_waiting: int = 0
     pending_prefill_tokens: int = 0
     ongoing_tokens: int = 0
-    free_tokens: int = 0
     capacity_tokens: int = 0
     unused_tokens: int | None = None
     read_queue_tokens: int | None = None
@@ -61,7 +60,6 @@ class SGLangLoad(Protocol):
     num_waiting_reqs: int
     num_waiting_uncached_tokens: int
     num_total_tokens: int
-    num_used_tokens: int
     max_total_num_tokens: int
     total_prefill_uncached_tokens: int
     total_prefill_busy_us: int
@@ -76,7 +74,6 @@ def report_of(load: SGLangLoad, taken_s: float, unused_tokens: int | None = None
         num_waiting=max(0, load.num_waiting_reqs),
         pending_prefill_tokens=max(0, load.num_waiting_uncached_tokens),
         ongoing_tokens=max(0, load.num_total_tokens),
-        free_tokens=max(0, load.max_total_num_tokens - load.num_used_tokens),
         capacity_tokens=max(0, load.max_total_num_tokens),
         unused_tokens=unused_tokens,
         total_prefill_tokens=max(0, load.total_prefill_uncached_tokens),

@@ -26,7 +26,6 @@ class RankState(msgspec.Struct, frozen=True):
         ongoing_tokens: tokens of all requests that are not finished, cached or not.
         read_queue_tokens: tokens whose KV waits to be read from storage: by the rank, or by a whole server; in the
             simulator on the rank's node.
-        free_tokens: room in the rank's pool, evictable pages included.
         unused_tokens: room in the rank's pool that holds no page; None where it is not known, or where what leaves the
             pool is not lost.
         last_turn: the turn of the last request that was placed there; -1 before the first.
@@ -40,7 +39,6 @@ class RankState(msgspec.Struct, frozen=True):
     pending_prefill_tokens: int = 0
     ongoing_tokens: int = 0
     read_queue_tokens: int = 0
-    free_tokens: int = 0
     unused_tokens: int | None = None
     last_turn: int = -1
     prefill_tokens_per_s: float | None = None

@@ -3,8 +3,8 @@
 
 import pytest
 
-from banyan.routing import Query, RankState, SeededTieBreaks
-from banyan_lab.sim.source_rules import decode_rank, is_read_by_decode
+from banyan.routing import Query, SeededTieBreaks
+from banyan_lab.sim.source_rules import DecodeState, decode_rank, is_read_by_decode
 
 
 def ask():
@@ -18,9 +18,15 @@ def test_side_when_queues_differ_then_the_shorter_one_reads(prefill, decode, is_
 
 def test_decode_rank_when_groups_differ_then_the_lighter_group_and_in_it_the_rank_with_room():
     groups = {
-        0: [RankState(rank=0, ongoing_tokens=10, free_tokens=99), RankState(rank=1, ongoing_tokens=90, free_tokens=99)],
-        1: [RankState(rank=2, ongoing_tokens=30, free_tokens=9), RankState(rank=3, ongoing_tokens=40, free_tokens=50)],
-        2: [RankState(rank=4, is_active=False)],
+        0: [
+            DecodeState(rank=0, ongoing_tokens=10, free_tokens=99),
+            DecodeState(rank=1, ongoing_tokens=90, free_tokens=99),
+        ],
+        1: [
+            DecodeState(rank=2, ongoing_tokens=30, free_tokens=9),
+            DecodeState(rank=3, ongoing_tokens=40, free_tokens=50),
+        ],
+        2: [DecodeState(rank=4, is_active=False)],
     }
     assert decode_rank(ask(), groups, 10, SeededTieBreaks()) == 3
     assert decode_rank(ask(), groups, 9, SeededTieBreaks()) == 2
@@ -28,4 +34,4 @@ def test_decode_rank_when_groups_differ_then_the_lighter_group_and_in_it_the_ran
 
 def test_decode_rank_when_nobody_is_active_then_it_says_so():
     with pytest.raises(ValueError, match="no group"):
-        decode_rank(ask(), {0: [RankState(rank=0, is_active=False)]}, 1, SeededTieBreaks())
+        decode_rank(ask(), {0: [DecodeState(rank=0, is_active=False)]}, 1, SeededTieBreaks())

@@ -23,7 +23,6 @@ def test_read_when_it_is_as_sglang_sends_it_then_a_report():
         num_waiting=2,
         pending_prefill_tokens=500,
         ongoing_tokens=1700,
-        free_tokens=3096,
         capacity_tokens=4096,
         total_prefill_tokens=9000,
         total_prefill_us=8_000_000,

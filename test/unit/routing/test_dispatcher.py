@@ -17,9 +17,7 @@ BOTH = (0, 1)
 
 def test_states_when_requests_are_on_their_way_then_they_count_on_top_of_the_report():
     dispatcher = Dispatcher(2, RoundRobin())
-    report = LoadReport(
-        taken_s=10.0, num_running=1, num_waiting=2, pending_prefill_tokens=300, ongoing_tokens=1_000, free_tokens=900
-    )
+    report = LoadReport(taken_s=10.0, num_running=1, num_waiting=2, pending_prefill_tokens=300, ongoing_tokens=1_000)
     dispatcher.reported(0, report)
     dispatcher.count(Prompt(500, cached_tokens=(160, 0)), 0, 10.5)
     assert dispatcher.states({0}) == [
@@ -29,7 +27,6 @@ def test_states_when_requests_are_on_their_way_then_they_count_on_top_of_the_rep
             num_waiting=3,
             pending_prefill_tokens=640,
             ongoing_tokens=1_500,
-            free_tokens=560,
             last_turn=0,
         ),
         RankState(rank=1, is_active=False),
