@@ -62,7 +62,6 @@ class Target:
     server: Server
     rank: int | None
     num_in_flight: int = 0
-    num_prompt_tokens: int = 0
     sent: SentPieces = field(default_factory=SentPieces)
 
 
@@ -128,17 +127,11 @@ class Fleet:
         self._dispatcher.reported(number, LoadReport())
         return number
 
-    def reported(self, server: Server, reports: dict[int, LoadReport], asked_s: float) -> None:
-        """The load of a server's ranks; {} where it does not tell, and the router's own books must do."""
+    def reported(self, server: Server, reports: dict[int, LoadReport]) -> None:
+        """The load of a server's ranks; {} where it does not tell: what was sent there counts until it has ended."""
         server.num_read_tokens = 0
         # Passed on together: of a server that is one target, the second rank's load would be no newer than the first's.
         self._pass_on(server, {rank for rank, report in reports.items() if self._is_kept(server, rank, report)})
-        if not server.loads:
-            for target in (self.targets[number] for number in server.targets):
-                own = LoadReport(
-                    taken_s=asked_s, num_running=target.num_in_flight, ongoing_tokens=target.num_prompt_tokens
-                )
-                self._dispatcher.reported(target.number, own)
 
     def told(self, server: Server, rank: int, report: LoadReport) -> None:
         """A rank's load, as it has published it."""
@@ -237,7 +230,6 @@ class Fleet:
         choice = self._dispatcher.place(prompt, active, now_s)
         target = self.targets[choice.rank]
         target.num_in_flight += 1
-        target.num_prompt_tokens += num_tokens
         target.sent.sent(asked.pieces)
         return Place(target, choice, num_tokens, cached[choice.rank], now_s)
 
@@ -251,7 +243,6 @@ class Fleet:
             return
         place.is_released = True
         place.target.num_in_flight -= 1
-        place.target.num_prompt_tokens -= place.num_tokens
         self._dispatcher.ended(place.target.number, place.num_tokens, place.at_s)
 
     # ---- what targets hold -------------------------------------------------------------------------------------

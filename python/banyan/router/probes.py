@@ -152,7 +152,7 @@ class Probes:
             if error.status != 404:
                 raise
             reports = {}
-        self._fleet.reported(server, reports, asked_s)
+        self._fleet.reported(server, reports)
 
     async def _get(self, server: Server, path: str, timeout_s: float, most_bytes: int = MOST_BYTES) -> Any:
         key = self._settings.api_key

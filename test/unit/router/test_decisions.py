@@ -104,7 +104,7 @@ def test_loads_when_they_are_less_than_none_then_a_place_is_found_all_the_same()
     fleet = Fleet(servers, Dispatcher(0, POLICIES["lmetric"]()), max_in_flight=2, clock=lambda: 10.0)
     fleet.described(server, Description(num_ranks=2))
     server.health.came_up()
-    fleet.reported(server, read_loads(answer, 7.0), 7.0)
+    fleet.reported(server, read_loads(answer, 7.0))
     assert fleet.take(Asked(Request(text=b"hello"))) is not None
     assert all(
         number >= 0
