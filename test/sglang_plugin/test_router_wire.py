@@ -61,7 +61,7 @@ def test_events_when_sglang_encodes_them_then_the_router_reads_them():
 def test_loads_when_sglang_gives_them_then_every_field_is_there():
     snapshot = LoadSnapshot(timestamp=9.0, num_running_reqs=2, max_total_num_tokens=100, num_used_tokens=40)
     answer = {"timestamp": "1970-01-01T00:00:10+00:00", "loads": [snapshot.to_dict({"core"})]}
-    report = read_loads(answer, asked_s=500.0)[0]
+    report = read_loads(answer, asked_s=500.0)[0][0]
     assert (report.taken_s, report.num_running, report.capacity_tokens) == (499.0, 2, 100)
 
 

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from banyan.core import MAX_RANKS, Address
 from banyan.features.pairs import Role
 from banyan.routing import LoadReport
+from banyan.routing.reads import ReadQueue
 
 _WILDCARDS = ("*", "0.0.0.0", "::", "[::]")
 _KEEPERS = ("hierarchical_cache", "lmcache", "flexkv")
@@ -194,8 +195,9 @@ def _endpoint(events: Mapping[str, Any], first_port: Any, rank: int, url: str) -
     return "tcp://" + _reachable(f"{events['endpoint_host']}:{int(first_port) + rank}", url)
 
 
-def read_loads(answer: Mapping[str, Any], asked_s: float) -> dict[int, LoadReport]:
-    """Rank -> its load, from an answer of ``/v1/loads`` to a question of time ``asked_s`` on the router's clock.
+def read_loads(answer: Mapping[str, Any], asked_s: float) -> tuple[dict[int, LoadReport], ReadQueue]:
+    """Rank -> its load, and what the ranks together wait for from their store, from an answer of ``/v1/loads`` to a
+    question of time ``asked_s`` on the router's clock.
 
     A report's age is taken on the server's clock and subtracted on the router's: clocks may differ.
 
@@ -203,8 +205,10 @@ def read_loads(answer: Mapping[str, Any], asked_s: float) -> dict[int, LoadRepor
         ValueError: when the answer is not one of SGLang's.
     """
     try:
-        server_now_s = datetime.fromisoformat(str(answer["timestamp"])).timestamp()
-        return {
+        loads, server_now_s = answer["loads"], datetime.fromisoformat(str(answer["timestamp"])).timestamp()
+        rates = [rate for load in loads if (rate := _rate(load.get("read_tokens_per_s"))) is not None]
+        reads = ReadQueue(sum(_number(load.get("read_queue_tokens") or 0) for load in loads), sum(rates) or None)
+        reports = {
             int(load["dp_rank"]): LoadReport(
                 taken_s=asked_s - max(0.0, server_now_s - float(load["timestamp"])),
                 stamp_s=float(load["timestamp"]),
@@ -213,13 +217,12 @@ def read_loads(answer: Mapping[str, Any], asked_s: float) -> dict[int, LoadRepor
                 pending_prefill_tokens=_number(load["num_waiting_uncached_tokens"]),
                 ongoing_tokens=_number(load["num_total_tokens"]),
                 capacity_tokens=_number(load["max_total_num_tokens"]),
-                read_queue_tokens=_number(load.get("read_queue_tokens") or 0),
-                read_tokens_per_s=_rate(load.get("read_tokens_per_s")),
                 total_prefill_tokens=_number(load.get("total_prefill_uncached_tokens") or 0),
                 total_prefill_us=_number(load.get("total_prefill_busy_us") or 0),
             )
-            for load in answer["loads"]
+            for load in loads
         }
+        return reports, reads
     except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise ValueError(f"/v1/loads is not as SGLang 0.5.23 answers: {error!r}") from None
 
@@ -229,15 +232,12 @@ def together(reports: Mapping[int, LoadReport]) -> LoadReport:
     if not reports:
         return LoadReport()
     every = list(reports.values())
-    rates = [report.read_tokens_per_s for report in every if report.read_tokens_per_s]
     return LoadReport(
         taken_s=max(report.taken_s for report in every),
         num_running=sum(report.num_running for report in every),
         num_waiting=sum(report.num_waiting for report in every),
         pending_prefill_tokens=sum(report.pending_prefill_tokens for report in every),
         ongoing_tokens=sum(report.ongoing_tokens for report in every),
-        read_queue_tokens=sum(report.read_queue_tokens or 0 for report in every),
-        read_tokens_per_s=sum(rates) or None,
         # Ranks prefill beside each other: the tokens add up, the time is the mean.
         total_prefill_tokens=sum(report.total_prefill_tokens for report in every),
         total_prefill_us=sum(report.total_prefill_us for report in every) // len(every),

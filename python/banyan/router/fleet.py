@@ -28,14 +28,16 @@ from banyan.router.description import Description, together
 from banyan.router.events import EventFeed
 from banyan.router.health import Health, State
 from banyan.routing import Choice, Dispatcher, LoadReport, Prompt
+from banyan.routing.reads import ReadQueue
 from banyan.routing.sent import PIECE_TOKENS, SentPieces
 
 
 @dataclass(eq=False)
 class Server:
     """One server. ``in_flight``: what to call when it is given up, for each request there. ``loads``: by rank.
-    ``role``: what the router was told that it does. ``num_given_tokens``: what it was given to read from its store, for
-    requests that are under way; ``num_read_tokens``: for those that have ended since it was last asked for its load."""
+    ``role``: what the router was told that it does. ``reads``: what it waits for from its store, as it was last asked.
+    ``num_given_tokens``: what it was given to read from there, for requests that are under way; ``num_read_tokens``:
+    for those that have ended since it was last asked."""
 
     url: str
     health: Health
@@ -46,6 +48,7 @@ class Server:
     feeds: list[EventFeed] = field(default_factory=list)
     loads: dict[int, LoadReport] = field(default_factory=dict)
     in_flight: dict[int, Callable[[str, float], None]] = field(default_factory=dict)
+    reads: ReadQueue = field(default_factory=ReadQueue)
     num_given_tokens: int = 0
     num_read_tokens: int = 0
 
@@ -127,9 +130,11 @@ class Fleet:
         self._dispatcher.reported(number, LoadReport())
         return number
 
-    def reported(self, server: Server, reports: dict[int, LoadReport]) -> None:
+    def reported(self, server: Server, reports: dict[int, LoadReport], reads: ReadQueue) -> None:
         """The load of a server's ranks; {} where it does not tell: what was sent there counts until it has ended."""
-        server.num_read_tokens = 0
+        server.reads, server.num_read_tokens = reads, 0
+        for number in server.targets:
+            self._dispatcher.waits_for_reads(number, reads.num_tokens)
         # Passed on together: of a server that is one target, the second rank's load would be no newer than the first's.
         self._pass_on(server, {rank for rank, report in reports.items() if self._is_kept(server, rank, report)})
 
@@ -145,16 +150,10 @@ class Fleet:
             return False
         last = server.loads.get(rank)
         if last is not None and not _is_news(report, last):
-            self._waits_for_reads(server, rank, report)
             return False
         if last is not None and not server.description.places_itself:
             # A stock rank reports when a forward has ended, and receives requests when it begins the next.
             report = msgspec.structs.replace(report, received_s=last.taken_s)
-        if last is not None and report.read_queue_tokens is None:
-            # What ranks publish by themselves does not say it.
-            report = msgspec.structs.replace(
-                report, read_queue_tokens=last.read_queue_tokens, read_tokens_per_s=last.read_tokens_per_s
-            )
         server.loads[rank] = report
         if report.capacity_tokens and not server.description.keeps_more:
             self.targets[server.targets[rank]].sent.has_room_for(report.capacity_tokens)
@@ -164,16 +163,6 @@ class Fleet:
         for target in (self.targets[number] for number in server.targets):
             if target.rank in ranks or (target.rank is None and ranks):
                 self._dispatcher.reported(target.number, self._load_of(target))
-
-    def _waits_for_reads(self, server: Server, rank: int, told: LoadReport) -> None:
-        """What a rank waits for from the store changes also while it has nothing new to report."""
-        now, last = (told.read_queue_tokens, told.read_tokens_per_s), server.loads[rank]
-        if told.read_queue_tokens is None or now == (last.read_queue_tokens, last.read_tokens_per_s):
-            return
-        server.loads[rank] = msgspec.structs.replace(last, read_queue_tokens=now[0], read_tokens_per_s=now[1])
-        for target in (self.targets[number] for number in server.targets):
-            if target.rank is None or target.rank == rank:
-                self._dispatcher.waits_for_reads(target.number, self._load_of(target).read_queue_tokens or 0)
 
     @staticmethod
     def _load_of(target: Target) -> LoadReport:

@@ -20,6 +20,7 @@ from banyan.router.description import Description, read_loads
 from banyan.router.fleet import Fleet, Server
 from banyan.router.health import Probe, State
 from banyan.router.settings import Settings
+from banyan.routing.reads import ReadQueue
 from banyan.whole_answer import whole
 
 logger = logging.getLogger("banyan.router")
@@ -147,12 +148,12 @@ class Probes:
         asked_s = now_s()
         try:
             answer = await self._get(server, "/v1/loads?include=core", self._settings.probe_timeout_s)
-            reports = read_loads(answer, asked_s)
+            reports, reads = read_loads(answer, asked_s)
         except aiohttp.ClientResponseError as error:
             if error.status != 404:
                 raise
-            reports = {}
-        self._fleet.reported(server, reports)
+            reports, reads = {}, ReadQueue()
+        self._fleet.reported(server, reports, reads)
 
     async def _get(self, server: Server, path: str, timeout_s: float, most_bytes: int = MOST_BYTES) -> Any:
         key = self._settings.api_key

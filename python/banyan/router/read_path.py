@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from banyan.router.description import together
 from banyan.router.fleet import Server
 from banyan.routing.hint import ReadHint
 from banyan.routing.reads import ReadQueue, decode_part
@@ -91,6 +90,5 @@ def can_read_for(decode: Server, prefill: Server) -> bool:
 
 
 def _queue(server: Server) -> ReadQueue:
-    load = together(server.loads)
-    num_reported = (load.read_queue_tokens or 0) - server.num_read_tokens
-    return ReadQueue(max(num_reported, server.num_given_tokens), load.read_tokens_per_s)
+    num_reported = server.reads.num_tokens - server.num_read_tokens
+    return ReadQueue(max(num_reported, server.num_given_tokens), server.reads.tokens_per_s)

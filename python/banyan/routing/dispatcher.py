@@ -84,7 +84,7 @@ class Dispatcher:
                 self._loads[rank] = RankLoad()
 
     def waits_for_reads(self, rank: int, num_tokens: int) -> None:
-        """What a known rank is waiting for from the store, now: newer than its latest report."""
+        """What a known rank is waiting for from the store, now. Its reports do not say it."""
         if rank < len(self._loads):
             self._loads[rank].read_queue_tokens = num_tokens
 

@@ -26,8 +26,6 @@ class LoadReport(msgspec.Struct, frozen=True):
     Attributes:
         received_s: what was sent to the rank until then is counted; None: until ``taken_s``.
         capacity_tokens: what its pool has room for; 0: not told.
-        read_queue_tokens: waited for from the store; None: not told, and as it was in the report before.
-        read_tokens_per_s: how fast they come; None: not told, or not measured yet.
         stamp_s: when it was taken by the rank's own clock: two of one stamp are one report. None: not told.
     """
 
@@ -40,8 +38,6 @@ class LoadReport(msgspec.Struct, frozen=True):
     ongoing_tokens: int = 0
     capacity_tokens: int = 0
     unused_tokens: int | None = None
-    read_queue_tokens: int | None = None
-    read_tokens_per_s: float | None = None
     total_prefill_tokens: int = 0
     total_prefill_us: int = 0
 
@@ -175,8 +171,6 @@ class RankLoad:
         if report.total_prefill_tokens != self.report.total_prefill_tokens:
             self._computes_since_s = report.taken_s
         self.report = report
-        if report.read_queue_tokens is not None:
-            self.read_queue_tokens = report.read_queue_tokens
         received_s = report.taken_s if report.received_s is None else report.received_s
         while self._on_its_way and self._on_its_way[0].at_s < received_s:
             self._is_there(self._on_its_way.popleft())

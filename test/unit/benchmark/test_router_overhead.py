@@ -19,7 +19,7 @@ def test_standin_when_a_router_asks_then_it_answers_as_sglang_does() -> None:
     said = Description.read(asked(Standin(5557).server_info(None)), "http://127.0.0.1:1")
     assert said.block_tokens == PAGE_TOKENS
     assert [source.endpoint for source in said.sources] == ["tcp://127.0.0.1:5557"]
-    assert list(read_loads(asked(Standin(5557).loads(None)), time.time())) == [0]
+    assert list(read_loads(asked(Standin(5557).loads(None)), time.time())[0]) == [0]
 
 
 def test_standin_when_it_tells_of_no_pages_then_the_router_expects_no_events() -> None:

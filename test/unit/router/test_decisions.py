@@ -19,6 +19,7 @@ from banyan.router.settings import Settings
 from banyan.router.verdict import Outcome, Tried, WholeEvents, may_retry, retry_after_s
 from banyan.router.waiting import Admission, QueueFull, Rate, WaitedTooLong
 from banyan.routing import POLICIES, Dispatcher
+from banyan.routing.reads import ReadQueue
 
 URL = "http://node7:30000"
 EVENTS = {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557, "block_size": 16, "dp_size": 2}
@@ -71,10 +72,10 @@ def test_loads_when_the_servers_clock_is_off_then_only_their_age_counts():
             load(1, there_s + 9.0),
         ],
     }
-    reports = read_loads(answer, asked_s=7.0)
+    reports, reads = read_loads(answer, asked_s=7.0)
     assert (reports[0].taken_s, reports[0].num_running) == (5.0, 3)
     assert reports[0].capacity_tokens == 1000
-    assert reports[1].taken_s == 7.0 and [reports[rank].read_queue_tokens for rank in (0, 1)] == [32, 0]
+    assert reports[1].taken_s == 7.0 and reads == ReadQueue(32)
     both = together(reports)
     assert (both.taken_s, both.num_running) == (7.0, 3)
 
@@ -104,7 +105,7 @@ def test_loads_when_they_are_less_than_none_then_a_place_is_found_all_the_same()
     fleet = Fleet(servers, Dispatcher(0, POLICIES["lmetric"]()), max_in_flight=2, clock=lambda: 10.0)
     fleet.described(server, Description(num_ranks=2))
     server.health.came_up()
-    fleet.reported(server, read_loads(answer, 7.0))
+    fleet.reported(server, *read_loads(answer, 7.0))
     assert fleet.take(Asked(Request(text=b"hello"))) is not None
     assert all(
         number >= 0
@@ -117,7 +118,7 @@ def test_loads_when_they_are_less_than_none_then_a_place_is_found_all_the_same()
 @pytest.mark.parametrize("rate", [1e308, -1.0, 0, None])
 def test_loads_when_the_rate_of_reads_is_none_then_it_is_not_known(rate):
     answer = {"timestamp": "2026-01-01T00:00:00Z", "loads": [load(0, 0.0, read_tokens_per_s=rate)]}
-    assert read_loads(answer, asked_s=7.0)[0].read_tokens_per_s is None
+    assert read_loads(answer, asked_s=7.0)[1].tokens_per_s is None
 
 
 def test_health_when_probes_fail_in_a_row_then_down_and_only_then():

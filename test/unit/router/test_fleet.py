@@ -13,6 +13,7 @@ from banyan.router.fleet import Fleet, Server
 from banyan.router.health import Health
 from banyan.router.prompt import Request
 from banyan.routing import POLICIES, Dispatcher, LoadReport
+from banyan.routing.reads import ReadQueue
 
 TOKENS = pack(list(range(65)))
 IDS = block_ids(TOKENS, 16)
@@ -29,7 +30,7 @@ def fleet(*descriptions, policy="lmetric", max_in_flight=4):
     made = Fleet(servers, Dispatcher(0, POLICIES[policy]()), max_in_flight=max_in_flight, clock=lambda: 100.0)
     for server, description in zip(servers, descriptions, strict=True):
         made.described(server, description)
-        made.reported(server, {})
+        made.reported(server, {}, ReadQueue())
         server.health.came_up()
     return made
 
@@ -183,7 +184,7 @@ def test_place_when_a_rank_has_not_told_its_load_yet_then_it_is_sent_requests_as
     servers = [Server("http://s0", Health(3))]
     made = Fleet(servers, Dispatcher(0, POLICIES["lmetric"]()), max_in_flight=2, clock=lambda: 100.0)
     made.described(servers[0], told(2, block_tokens=0))
-    made.reported(servers[0], {0: LoadReport(taken_s=1.0)})
+    made.reported(servers[0], {0: LoadReport(taken_s=1.0)}, ReadQueue())
     servers[0].health.came_up()
     places = [made.take(PROMPT) for _ in range(5)]
     assert sorted(place.target.rank for place in places[:4]) == [0, 0, 1, 1] and places[4] is None
@@ -207,7 +208,7 @@ def test_restart_when_noticed_then_nothing_of_before_is_believed():
 def test_restart_when_the_ranks_are_others_then_those_that_were_there_keep_their_targets():
     made = fleet(told(1), told(1))
     made.described(made.servers[0], told(2, started="2"))
-    made.reported(made.servers[0], {})
+    made.reported(made.servers[0], {}, ReadQueue())
     assert made.servers[0].targets == [0, 2]
     assert sorted(made.active(())) == [0, 1, 2]
 
@@ -223,7 +224,7 @@ def test_restarts_when_a_server_is_another_each_time_then_the_table_grows_no_fur
     made.release(under_way)
     assert under_way.target.num_in_flight == 0
     made.described(made.servers[0], told(1, started="last"))
-    made.reported(made.servers[0], {})
+    made.reported(made.servers[0], {}, ReadQueue())
     assert made.servers[0].targets == [0] and sorted(made.active(())) == [0, 1]
 
 
@@ -262,7 +263,7 @@ def test_told_when_the_same_report_is_asked_for_again_then_it_is_no_later_one():
     made.told(server, 0, LoadReport(taken_s=99.0, stamp_s=7.0, num_running=1))
     made.take(PROMPT)
     for taken_s in (100.1, 100.2, 98.0):
-        made.reported(server, {0: LoadReport(taken_s=taken_s, stamp_s=7.0, num_running=1)})
+        made.reported(server, {0: LoadReport(taken_s=taken_s, stamp_s=7.0, num_running=1)}, ReadQueue())
     assert made._dispatcher.states({0})[0].num_requests == 2
 
 
@@ -281,23 +282,21 @@ def test_reported_when_the_ranks_of_a_server_are_one_target_then_the_load_of_eac
     for asked_s, loads in ((99.0, (1, 2)), (100.0, (3, 4))):
         # The first rank's is the newer one.
         taken = [LoadReport(taken_s=asked_s - 0.1 * rank, num_running=load) for rank, load in enumerate(loads)]
-        made.reported(server, dict(enumerate(taken)))
+        made.reported(server, dict(enumerate(taken)), ReadQueue())
         assert made._dispatcher.states({0})[0].num_requests == sum(loads)
 
 
-def test_told_when_a_rank_waits_for_reads_then_it_counts_until_it_says_otherwise_and_published_loads_do_not_say():
+def test_reported_when_ranks_wait_for_reads_then_they_count_until_they_are_asked_again_and_published_loads_do_not_say():
     made = fleet(told(2, places_itself=True), told())
     server = made.servers[0]
     dispatcher = made._dispatcher
-    made.told(server, 0, LoadReport(taken_s=99.0, stamp_s=7.0, read_queue_tokens=60_000))
-    made.told(server, 1, LoadReport(taken_s=99.0, stamp_s=7.0, read_queue_tokens=100))
+    made.reported(server, {0: LoadReport(taken_s=99.0, stamp_s=7.0)}, ReadQueue(60_100))
     made.told(server, 0, LoadReport(taken_s=99.5, num_running=1))
     assert [state.read_queue_tokens for state in dispatcher.states({0, 1})] == [60_100, 0]
     dual_path = fleet(told(), told(), policy="dualpath")
-    dual_path.told(dual_path.servers[0], 0, LoadReport(taken_s=99.0, read_queue_tokens=60_000))
+    dual_path.reported(dual_path.servers[0], {}, ReadQueue(60_000))
     assert dual_path.take(PROMPT).target.server is dual_path.servers[1]
-    made.told(server, 0, LoadReport(taken_s=100.0, stamp_s=7.0, num_running=1, read_queue_tokens=0))
-    made.told(server, 1, LoadReport(taken_s=100.0, stamp_s=7.0, read_queue_tokens=0))
+    made.reported(server, {0: LoadReport(taken_s=99.0, stamp_s=7.0)}, ReadQueue())
     assert [state.read_queue_tokens for state in dispatcher.states({0, 1})] == [0, 0], "the same report, read later"
 
 

@@ -7,22 +7,22 @@ from banyan.router.description import Description
 from banyan.router.fleet import Server
 from banyan.router.health import Health
 from banyan.router.read_path import read_path, said_of
-from banyan.routing import LoadReport
 from banyan.routing.hint import ReadHint
+from banyan.routing.reads import ReadQueue
 
 PAGE_SERVER = "10.0.0.2:7400"
 
 
-def server(description=None, **load):
+def server(description=None, waits_for_tokens=0):
     made = Server("http://s", Health(3))
     made.description = description
-    made.loads = {0: LoadReport(taken_s=1.0, **load)} if load else {}
+    made.reads = ReadQueue(waits_for_tokens)
     return made
 
 
-def pair(prefill=None, decode=None, *, most_tokens=10_000):
-    return server(Description(page_servers=(PAGE_SERVER,)), **(prefill or {})), server(
-        Description(page_server=PAGE_SERVER, most_read_tokens=most_tokens), **(decode or {})
+def pair(prefill_waits_for_tokens=0, *, most_tokens=10_000):
+    return server(Description(page_servers=(PAGE_SERVER,)), prefill_waits_for_tokens), server(
+        Description(page_server=PAGE_SERVER, most_read_tokens=most_tokens)
     )
 
 
@@ -33,12 +33,12 @@ def test_path_when_the_beginning_is_cached_then_only_what_lies_behind_it_is_divi
 
 
 def test_path_when_decode_reads_all_then_also_what_was_not_known_to_be_stored():
-    path = read_path(*pair({"read_queue_tokens": 9_000}), start=1_000, end=3_000)
+    path = read_path(*pair(9_000), start=1_000, end=3_000)
     assert path.num_decode_tokens == 2_000 and path.hint == ReadHint(PAGE_SERVER, 0)
 
 
 def test_path_when_decode_takes_less_for_one_request_then_prefill_reads_the_rest():
-    path = read_path(*pair({"read_queue_tokens": 9_000}, most_tokens=900), start=1_000, end=3_000)
+    path = read_path(*pair(9_000, most_tokens=900), start=1_000, end=3_000)
     assert (path.num_prefill_tokens, path.num_decode_tokens) == (1_100, 900)
     assert path.hint == ReadHint(PAGE_SERVER, 2_100)
 
@@ -64,7 +64,7 @@ def test_path_when_the_servers_do_not_know_each_other_then_prefill_reads_all(pre
 
 
 def test_path_when_others_are_under_way_then_they_count_until_they_are_released_once():
-    servers = pair({"read_queue_tokens": 100})
+    servers = pair(100)
     first = read_path(*servers, start=0, end=2_000)
     assert [one.num_given_tokens for one in servers] == [1_050 - 100, 1_050]
     second = read_path(*servers, start=0, end=2_000)

@@ -58,9 +58,9 @@ def test_states_when_a_later_report_comes_then_what_was_sent_before_it_is_in_it(
     assert dispatcher.states({0})[0].num_requests == 0
 
 
-def test_states_when_a_rank_waits_for_reads_then_the_latest_word_counts_whoever_says_it():
+def test_states_when_a_rank_waits_for_reads_then_the_latest_word_counts_and_reports_do_not_say_it():
     dispatcher = Dispatcher(1, RoundRobin())
-    dispatcher.reported(0, LoadReport(taken_s=9.0, read_queue_tokens=48))
+    dispatcher.waits_for_reads(0, 48)
     dispatcher.reported(0, LoadReport(taken_s=10.0))
     assert dispatcher.states({0})[0].read_queue_tokens == 48
     dispatcher.waits_for_reads(0, 16)
