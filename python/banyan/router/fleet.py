@@ -238,13 +238,12 @@ class Fleet:
 
     def cached_tokens(self, asked: Asked) -> list[int]:
         """Leading tokens of the prompt at each target: as its events tell, else as far as it was sent before."""
-        cached = [0] * len(self.targets)
-        for target in self.targets:
-            if not self._is_told(target, asked):
-                cached[target.number] = min(target.sent.leading_tokens(asked.pieces), asked.num_tokens)
-        for block_tokens in self.block_sizes:
-            self._read_events(asked, block_tokens, cached)
-        return cached
+        return [self._cached_at(target, asked) for target in self.targets]
+
+    def _cached_at(self, target: Target, asked: Asked) -> int:
+        if not self._is_told(target, asked):
+            return min(target.sent.leading_tokens(asked.pieces), asked.num_tokens)
+        return self._held_tokens(target, asked, held_by(_ranks_of(target), self._same_store(target.server)))
 
     @property
     def block_sizes(self) -> set[int]:
@@ -259,8 +258,7 @@ class Fleet:
         """Of the ``known_tokens``, those in front of the first that has to be read from a store."""
         if not self.known_tokens(place, asked):
             return 0
-        block_tokens = self._block_tokens(place.target)
-        return leading_blocks(asked.names(block_tokens), held_in_memory(_ranks_of(place.target))) * block_tokens
+        return self._held_tokens(place.target, asked, held_in_memory(_ranks_of(place.target)))
 
     def seen_tokens(self, asked: Asked) -> int:
         """Leading tokens of the prompt that any target was sent before."""
@@ -287,22 +285,10 @@ class Fleet:
         num_tokens = cacheable_tokens(len(asked.token_ids), block_tokens)
         return _native.PromptTokens(asked.prior, asked.token_ids[:num_tokens], block_tokens)
 
-    def _read_events(self, asked: Asked, block_tokens: int, cached: list[int]) -> None:
-        """Fill in the targets whose events name pages of that size."""
-        told = [
-            target
-            for target in self.targets
-            if self._block_tokens(target) == block_tokens and self._is_told(target, asked)
-        ]
-        if not told or asked.token_ids is None:
-            return
-        names = asked.names(block_tokens)
-        for target in told:
-            cached[target.number] = leading_blocks(names, self._holder(target)) * block_tokens
-
-    def _holder(self, target: Target) -> Holder:
-        """What a target need not compute: of a whole server all that its ranks hold together, for they share it."""
-        return held_by(_ranks_of(target), self._same_store(target.server))
+    def _held_tokens(self, target: Target, asked: Asked, holder: Holder) -> int:
+        """Leading tokens of a prompt whose pages the target's events name."""
+        block_tokens = self._block_tokens(target)
+        return leading_blocks(asked.names(block_tokens), holder) * block_tokens
 
     def _same_store(self, server: Server) -> list[RankBlocks]:
         """What other servers tell of the store that is this one's too: to none of them is it nearer."""
