@@ -44,7 +44,7 @@ class Server:
     role: Role = Role.ALONE
     description: Description | None = None
     is_draining: bool = False
-    targets: list[int] = field(default_factory=list)
+    targets: list[Target] = field(default_factory=list)
     feeds: list[EventFeed] = field(default_factory=list)
     loads: dict[int, LoadReport] = field(default_factory=dict)
     in_flight: dict[int, Callable[[str, float], None]] = field(default_factory=dict)
@@ -110,8 +110,8 @@ class Fleet:
         server.description = description
         for feed in server.feeds:
             feed.forget()
-        for number in server.targets:
-            self.targets[number].sent.forget()
+        for target in server.targets:
+            target.sent.forget()
         if old is None or (old.num_ranks, old.places_itself) != (description.num_ranks, description.places_itself):
             ranks: list[int | None] = [None] if description.places_itself else list(range(description.num_ranks))
             server.targets = [self._target(server, rank) for rank in ranks]
@@ -119,22 +119,22 @@ class Fleet:
         server.loads.clear()
         return True
 
-    def _target(self, server: Server, rank: int | None) -> int:
+    def _target(self, server: Server, rank: int | None) -> Target:
         """Its row: the one that it had before it was started otherwise, for rows are never taken away."""
         for target in self.targets:
             if target.server is server and target.rank == rank:
-                return target.number
-        number = len(self.targets)
-        self.targets.append(Target(number, server, rank))
+                return target
+        target = Target(len(self.targets), server, rank)
+        self.targets.append(target)
         # A rank that has not computed anything yet may not tell its load: it is a row of the table all the same.
-        self._dispatcher.reported(number, LoadReport())
-        return number
+        self._dispatcher.reported(target.number, LoadReport())
+        return target
 
     def reported(self, server: Server, reports: dict[int, LoadReport], reads: ReadQueue) -> None:
         """The load of a server's ranks; {} where it does not tell: what was sent there counts until it has ended."""
         server.reads, server.num_read_tokens = reads, 0
-        for number in server.targets:
-            self._dispatcher.waits_for_reads(number, reads.num_tokens)
+        for target in server.targets:
+            self._dispatcher.waits_for_reads(target.number, reads.num_tokens)
         # Passed on together: of a server that is one target, the second rank's load would be no newer than the first's.
         self._pass_on(server, {rank for rank, report in reports.items() if self._is_kept(server, rank, report)})
 
@@ -156,11 +156,11 @@ class Fleet:
             report = msgspec.structs.replace(report, received_s=last.taken_s)
         server.loads[rank] = report
         if report.capacity_tokens and not server.description.keeps_more:
-            self.targets[server.targets[rank]].sent.has_room_for(report.capacity_tokens)
+            server.targets[rank].sent.has_room_for(report.capacity_tokens)
         return True
 
     def _pass_on(self, server: Server, ranks: Set[int]) -> None:
-        for target in (self.targets[number] for number in server.targets):
+        for target in server.targets:
             if target.rank in ranks or (target.rank is None and ranks):
                 self._dispatcher.reported(target.number, self._load_of(target))
 
@@ -188,7 +188,7 @@ class Fleet:
         """Whether events should tell what a target holds, none has come, and it was sent more than a page."""
         return any(
             not _has_told(target) and len(target.sent) * PIECE_TOKENS > self._block_tokens(target) > 0
-            for target in (self.targets[number] for number in server.targets)
+            for target in server.targets
         )
 
     # ---- who is chosen -----------------------------------------------------------------------------------------
@@ -201,10 +201,10 @@ class Fleet:
             willing = [server for server in willing if server.url == held_at]
         fresh = [server for server in willing if server.url not in avoid]
         return [
-            number
+            target.number
             for server in fresh or willing
-            for number in server.targets
-            if self.targets[number].num_in_flight < self._max_in_flight
+            for target in server.targets
+            if target.num_in_flight < self._max_in_flight
         ]
 
     def take(self, asked: Asked, avoid: Collection[str] = ()) -> Place | None:
