@@ -169,7 +169,6 @@ class Router:
         for task in self._subscriptions.pop(server.url, ()):
             task.cancel()
         batches = self.metrics.event_batches.labels(server.url)
-        assert server.description is not None
         self._tell_of_paths(server)
         events = [
             # What it knew may be wrong by the time that it listens again.
@@ -310,8 +309,7 @@ class Router:
 
     def _models_served(self) -> frozenset[str]:
         """The names under which servers serve their models."""
-        said = (server.description for server in self.all_servers)
-        return frozenset(one.model for one in said if one is not None)
+        return frozenset(server.description.model for server in self.all_servers)
 
     async def models(self, request: Request) -> Response:
         """The models of all servers that are up, each once."""

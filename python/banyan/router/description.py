@@ -125,6 +125,10 @@ class Description:
             raise ValueError(f"{url}/server_info is not as SGLang 0.5.23 answers: {error!r}") from None
 
 
+UNKNOWN = Description(num_ranks=0)
+"""A server that has not said anything of itself, or what is not to be believed."""
+
+
 def _num_ranks(said: Any) -> int:
     num_ranks = max(1, int(said))
     if num_ranks > MAX_RANKS:

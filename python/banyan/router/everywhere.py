@@ -17,6 +17,7 @@ from starlette.responses import Response
 from banyan.router.answers import error
 from banyan.router.bodies import Refused
 from banyan.router.call import Call
+from banyan.router.description import UNKNOWN
 from banyan.router.fleet import Server
 from banyan.router.health import State
 from banyan.router.paths import Row, To
@@ -59,7 +60,7 @@ def choose(statuses: Sequence[int], to: To) -> int:
 
 
 async def _ask(session: aiohttp.ClientSession, server: Server, call: Call, timeout_s: float) -> Response:
-    if call.tenant is not None and server.description is None:
+    if call.tenant is not None and server.description is UNKNOWN:
         said = f"{server.url} was not asked: it has not shown that it has the router's tenant secret"
         return error(said, "server_lost", 502, form=call.row.form)
     attempt = Attempt(session, call.answers, idle_timeout_s=timeout_s, streams={})

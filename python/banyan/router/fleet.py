@@ -24,7 +24,7 @@ from banyan.layout import cacheable_tokens
 from banyan.router.asked_prompt import Asked
 from banyan.router.blocks import Holder, RankBlocks, held_by, held_in_memory, leading_blocks
 from banyan.router.clock import now_s
-from banyan.router.description import Description, together
+from banyan.router.description import UNKNOWN, Description, together
 from banyan.router.events import EventFeed
 from banyan.router.health import Health, State
 from banyan.routing import Choice, Dispatcher, LoadReport, Prompt
@@ -42,7 +42,7 @@ class Server:
     url: str
     health: Health
     role: Role = Role.ALONE
-    description: Description | None = None
+    description: Description = UNKNOWN
     is_draining: bool = False
     targets: list[Target] = field(default_factory=list)
     feeds: list[EventFeed] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Server:
 
     @property
     def takes_requests(self) -> bool:
-        return self.health.state is State.UP and self.description is not None and not self.is_draining
+        return self.health.state is State.UP and self.description is not UNKNOWN and not self.is_draining
 
 
 @dataclass(eq=False)
@@ -112,7 +112,7 @@ class Fleet:
             feed.forget()
         for target in server.targets:
             target.sent.forget()
-        if old is None or (old.num_ranks, old.places_itself) != (description.num_ranks, description.places_itself):
+        if (old.num_ranks, old.places_itself) != (description.num_ranks, description.places_itself):
             ranks: list[int | None] = [None] if description.places_itself else list(range(description.num_ranks))
             server.targets = [self._target(server, rank) for rank in ranks]
         server.feeds = [EventFeed() for _ in description.sources]
@@ -146,7 +146,7 @@ class Fleet:
     def _is_kept(self, server: Server, rank: int, report: LoadReport) -> bool:
         """Take note of a load, asked for or published; the one that was taken last counts. Of a rank that it has not
         said to have, nothing is kept."""
-        if server.description is None or not 0 <= rank < server.description.num_ranks:
+        if not 0 <= rank < server.description.num_ranks:
             return False
         last = server.loads.get(rank)
         if last is not None and not _is_news(report, last):
@@ -273,7 +273,7 @@ class Fleet:
     @staticmethod
     def _block_tokens(target: Target) -> int:
         description = target.server.description
-        return description.block_tokens if description is not None and description.sources else 0
+        return description.block_tokens if description.sources else 0
 
     def _tokens_of(self, asked: Asked) -> _native.PromptTokens | None:
         """The prompt's whole blocks, for what targets are about to hold; None where events would not name them."""
@@ -292,11 +292,11 @@ class Fleet:
 
     def _same_store(self, server: Server) -> list[RankBlocks]:
         """What other servers tell of the store that is this one's too: to none of them is it nearer."""
-        store = server.description.store if server.description is not None else ""
+        store = server.description.store
         return [
             feed.blocks
             for other in self.servers
-            if store and other is not server and other.description is not None and other.description.store == store
+            if store and other is not server and other.description.store == store
             for feed in other.feeds
         ]
 

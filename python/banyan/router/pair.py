@@ -206,7 +206,6 @@ def _in_a_room(going: SentRequest, half: _Half, tried: Sequence[Tried]) -> SentR
     """The request as both servers get it."""
     target = half.place.target
     description = target.server.description
-    assert description is not None
     room = choose_room(secrets.randbits(ROOM_BITS), num_ranks=description.num_ranks, rank=target.rank)
     host = urlsplit(target.server.url).hostname or ""
     rendezvous = Rendezvous(f"[{host}]" if ":" in host else host, description.bootstrap_port, room)

@@ -16,7 +16,7 @@ import msgspec
 from banyan.decoding import json_of
 from banyan.observe.asking import MAX_TOLD_BYTES
 from banyan.router.clock import now_s
-from banyan.router.description import Description, read_loads
+from banyan.router.description import UNKNOWN, Description, read_loads
 from banyan.router.fleet import Fleet, Server
 from banyan.router.health import Probe, State
 from banyan.router.settings import Settings
@@ -102,7 +102,7 @@ class Probes:
             said = f"{probe.value}: {type(error).__name__}: {error}"
             if isinstance(error, WrongRole):
                 # What it has said of itself, the secret too, was said by another one.
-                server.description = None
+                server.description = UNKNOWN
                 if said != server.health.last_error:
                     logger.error("%s takes no requests: %s", server.url, error)
             if nobody_listens(error):
@@ -125,7 +125,7 @@ class Probes:
         if description.tenants != self._tenants:
             raise WrongRole(_why_not_with_tenants(description.tenants, self._tenants))
         before = server.description
-        if before is not None and before.started != description.started:
+        if before is not UNKNOWN and before.started != description.started:
             # Where a node has lost its power no connection says so.
             self._fleet.gave_up(server, "it was started anew")
         if self._fleet.described(server, description):

@@ -47,7 +47,6 @@ class ReadPath:
         """What the prefill server is told; None where it reads all, as it does by itself."""
         if not self.num_decode_tokens:
             return None
-        assert self.decode.description is not None
         # Where decode reads all, also what was not known to be stored.
         first_token = self.start + self.num_prefill_tokens if self.num_prefill_tokens else 0
         return ReadHint(self.decode.description.page_server, first_token)
@@ -58,7 +57,6 @@ def read_path(prefill: Server, decode: Server, *, start: int, end: int) -> ReadP
     num_tokens = max(0, end - start)
     num_decode_tokens = 0
     if can_read_for(decode, prefill):
-        assert decode.description is not None
         queue = replace(_queue(decode), most_tokens=decode.description.most_read_tokens)
         num_decode_tokens = decode_part(num_tokens, prefill=_queue(prefill), decode=queue)
     return ReadPath(prefill, decode, start, num_tokens - num_decode_tokens, num_decode_tokens)
@@ -67,8 +65,6 @@ def read_path(prefill: Server, decode: Server, *, start: int, end: int) -> ReadP
 def said_of(prefill: Server, decode: Server) -> str | None:
     """Whether the decode server reads for the prefill server; None where nobody has asked for that, or where one of
     them has not said anything yet."""
-    if prefill.description is None or decode.description is None:
-        return None
     page_servers, page_server = prefill.description.page_servers, decode.description.page_server
     if not page_servers or not page_server:
         return None
@@ -82,11 +78,7 @@ def said_of(prefill: Server, decode: Server) -> str | None:
 
 def can_read_for(decode: Server, prefill: Server) -> bool:
     """Whether both have been told to."""
-    return (
-        prefill.description is not None
-        and decode.description is not None
-        and decode.description.page_server in prefill.description.page_servers
-    )
+    return decode.description.page_server in prefill.description.page_servers
 
 
 def _queue(server: Server) -> ReadQueue:

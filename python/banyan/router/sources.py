@@ -25,7 +25,7 @@ def source_of(server: Server, asked: Asked, others: Sequence[Server], *, held_to
     """Whose arena has more of the prompt than the ``held_tokens`` that ``server`` has; of equally long prefixes the one
     with the fewest requests. None where nothing can be said: the server asks by itself."""
     description = server.description
-    if description is None or not description.borrows_from or not _is_named_by_tokens(asked):
+    if not description.borrows_from or not _is_named_by_tokens(asked):
         return None
     lenders = _lenders(server, others)
     names = asked.names(description.block_tokens) if lenders else []
@@ -51,11 +51,10 @@ def _is_named_by_tokens(asked: Asked) -> bool:
 def _lenders(server: Server, others: Sequence[Server]) -> dict[Address, Server]:
     """The servers that this one can take pages from, and that tell what they have, by their page servers."""
     description = server.description
-    assert description is not None
     lenders = {}
     for other in others:
         said = other.description
-        if said is None or other is server or other.health.state is not State.UP or not said.tells_arena:
+        if other is server or other.health.state is not State.UP or not said.tells_arena:
             continue
         if said.lends_at in description.borrows_from and 0 < said.block_tokens == description.block_tokens:
             lenders[said.lends_at] = other

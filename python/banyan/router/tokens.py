@@ -100,7 +100,7 @@ class Tokens:
         if request.follows is not None:
             up = [server for server in up if server.url == held_at]
         if PATH_FIELD in (request.tokenize or {}):
-            up = [server for server in up if server.description is not None and server.description.places_itself]
+            up = [server for server in up if server.description.places_itself]
         return up
 
     async def _ask(

@@ -3,7 +3,7 @@
 
 import pytest
 
-from banyan.router.description import Description
+from banyan.router.description import UNKNOWN, Description
 from banyan.router.fleet import Server
 from banyan.router.health import Health
 from banyan.router.read_path import read_path, said_of
@@ -13,7 +13,7 @@ from banyan.routing.reads import ReadQueue
 PAGE_SERVER = "10.0.0.2:7400"
 
 
-def server(description=None, waits_for_tokens=0):
+def server(description, waits_for_tokens=0):
     made = Server("http://s", Health(3))
     made.description = description
     made.reads = ReadQueue(waits_for_tokens)
@@ -51,8 +51,8 @@ def test_path_when_nothing_was_sent_before_then_nothing_is_said():
 @pytest.mark.parametrize(
     ("prefill", "decode"),
     [
-        (None, Description(page_server=PAGE_SERVER)),
-        (Description(page_servers=(PAGE_SERVER,)), None),
+        (UNKNOWN, Description(page_server=PAGE_SERVER)),
+        (Description(page_servers=(PAGE_SERVER,)), UNKNOWN),
         (Description(page_servers=("10.0.0.3:7400",)), Description(page_server=PAGE_SERVER)),
         (Description(), Description()),
         (Description(page_servers=(PAGE_SERVER,)), Description()),
@@ -83,7 +83,7 @@ def test_pair_when_its_servers_have_said_what_they_are_then_who_reads_for_whom_i
     )
     prefill.description = Description()
     assert said_of(prefill, decode) is None, "nobody has asked for it"
-    prefill.description = None
+    prefill.description = UNKNOWN
     assert said_of(prefill, decode) is None
 
 
