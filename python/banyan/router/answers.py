@@ -80,7 +80,7 @@ def state_of(server: Server) -> dict[str, Any]:
         "is_draining": server.is_draining,
         "num_in_flight": len(server.in_flight),
         "num_given_tokens": server.num_given_tokens,
-        "page_server": said.page_server,
+        "page_server": str(said.lends_at) if said.most_read_tokens else "",
         "lends_at": str(said.lends_at) if said.lends_at is not None else "",
         "borrows_from": [str(page_server) for page_server in said.borrows_from],
         "num_targets": len(server.targets),

@@ -49,12 +49,11 @@ class Description:
         started: how long each step of its start took; differs between two starts, so that a restart is noticed.
         role: what it does in a pair.
         bootstrap_port: where decode servers meet a prefill server.
-        page_server: where it reads its store for other nodes; "" where it does not.
-        most_read_tokens: how many it reads for one of their requests at most.
-        page_servers: where it may have others read for it.
         tells_arena: its events say what its host arena holds.
         lends_at: where it lends pages of that to other nodes; None where it does not.
+        most_read_tokens: how many it reads there, from its store, for one of their requests at most.
         borrows_from: the page servers where its ranks may ask for such.
+        has_others_read: its ranks wait for what those read from their stores.
         store: tells the store that its events are about from others; equal where servers use one together. "" where
             they tell of none.
         tenants: tells the secret by which it believes a router's word of tenants; "" where it serves everybody.
@@ -70,12 +69,11 @@ class Description:
     load_sources: tuple[Source, ...] = ()
     role: Role = Role.ALONE
     bootstrap_port: int = 0
-    page_server: str = ""
-    most_read_tokens: int = 0
-    page_servers: tuple[str, ...] = ()
     tells_arena: bool = False
     lends_at: Address | None = None
+    most_read_tokens: int = 0
     borrows_from: tuple[Address, ...] = ()
+    has_others_read: bool = False
     store: str = ""
     tenants: str = ""
     model: str = ""
@@ -94,19 +92,17 @@ class Description:
             events = info.get("kv_events")
             ranks_of_it = [state["banyan"] for state in states if isinstance(state, dict) and state.get("banyan")]
             kept = [state["page_server"] for state in ranks_of_it if state.get("page_server")]
-            reading = [page_server for page_server in kept if page_server["most_read_tokens"]]
             said = cls(
                 num_ranks,
                 bool(ranks_of_it),
                 started=repr(info.get("startup_time")),
                 role=Role(info.get("disaggregation_mode") or Role.ALONE),
                 bootstrap_port=_number(info.get("disaggregation_bootstrap_port") or 0),
-                page_server=_reachable(str(reading[0]["address"]), url) if reading else "",
-                most_read_tokens=_number(reading[0]["most_read_tokens"]) if reading else 0,
-                page_servers=_page_servers(ranks_of_it),
                 tells_arena=bool(ranks_of_it) and all(state.get("tells_arena") for state in ranks_of_it),
                 lends_at=Address.parse(_reachable(str(kept[0]["address"]), url)) if kept else None,
+                most_read_tokens=_number(kept[0]["most_read_tokens"]) if kept else 0,
                 borrows_from=_borrows_from(ranks_of_it),
+                has_others_read=bool(ranks_of_it) and all(map(_waits_for_others, ranks_of_it)),
                 store=_told_by_all(ranks_of_it, "tells_store"),
                 tenants=_told_by_all(ranks_of_it, "tenants"),
                 model=str(info.get("served_model_name") or ""),
@@ -163,13 +159,9 @@ def _told_by_all(states: Sequence[Mapping[str, Any]], what: str) -> str:
     return told.pop() if len(told) == 1 else ""
 
 
-def _page_servers(states: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Those that all of its ranks may ask, if all of them can wait for others to read, and have a store themselves."""
-    if not states or not all(
-        state.get("waits_for_remote_prefetches") and state.get("store") is not None for state in states
-    ):
-        return ()
-    return tuple(states[0]["nodes"]["asked"]) if states[0].get("nodes") else ()
+def _waits_for_others(state: Mapping[str, Any]) -> bool:
+    """Whether a rank waits for what others read for it, and has a store itself."""
+    return bool(state.get("waits_for_remote_prefetches")) and state.get("store") is not None
 
 
 def _reachable(address: str, url: str) -> str:

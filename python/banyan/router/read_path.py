@@ -49,7 +49,7 @@ class ReadPath:
             return None
         # Where decode reads all, also what was not known to be stored.
         first_token = self.start + self.num_prefill_tokens if self.num_prefill_tokens else 0
-        return ReadHint(self.decode.description.page_server, first_token)
+        return ReadHint(str(self.decode.description.lends_at), first_token)
 
 
 def read_path(prefill: Server, decode: Server, *, start: int, end: int) -> ReadPath:
@@ -65,20 +65,21 @@ def read_path(prefill: Server, decode: Server, *, start: int, end: int) -> ReadP
 def said_of(prefill: Server, decode: Server) -> str | None:
     """Whether the decode server reads for the prefill server; None where nobody has asked for that, or where one of
     them has not said anything yet."""
-    page_servers, page_server = prefill.description.page_servers, decode.description.page_server
-    if not page_servers or not page_server:
+    asking, asked = prefill.description, decode.description
+    if not asking.has_others_read or not asking.borrows_from or not asked.most_read_tokens:
         return None
-    if page_server in page_servers:
+    if can_read_for(decode, prefill):
         return f"{decode.url} reads parts of prompts for {prefill.url}"
     return (
-        f"{decode.url} does not read for {prefill.url}: its page server is {page_server}, and the other's "
-        f"--banyan-peers are {', '.join(page_servers)}"
+        f"{decode.url} does not read for {prefill.url}: its page server is {asked.lends_at}, and the other's "
+        f"--banyan-peers are {', '.join(map(str, asking.borrows_from))}"
     )
 
 
 def can_read_for(decode: Server, prefill: Server) -> bool:
     """Whether both have been told to."""
-    return decode.description.page_server in prefill.description.page_servers
+    asking, asked = prefill.description, decode.description
+    return asking.has_others_read and asked.most_read_tokens > 0 and asked.lends_at in asking.borrows_from
 
 
 def _queue(server: Server) -> ReadQueue:

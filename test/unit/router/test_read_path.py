@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who reads what of a prompt, from what servers say of themselves."""
 
+from dataclasses import replace
+
 import pytest
 
+from banyan.core import Address
 from banyan.router.description import UNKNOWN, Description
 from banyan.router.fleet import Server
 from banyan.router.health import Health
-from banyan.router.read_path import read_path, said_of
+from banyan.router.read_path import can_read_for, read_path, said_of
 from banyan.routing.hint import ReadHint
 from banyan.routing.reads import ReadQueue
 
 PAGE_SERVER = "10.0.0.2:7400"
+READS = Description(lends_at=Address.parse(PAGE_SERVER), most_read_tokens=10_000)
+ASKS = Description(borrows_from=(Address.parse(PAGE_SERVER),), has_others_read=True)
+ASKS_ANOTHER = replace(ASKS, borrows_from=(Address("10.0.0.3", 7400),))
 
 
 def server(description, waits_for_tokens=0):
@@ -21,9 +27,7 @@ def server(description, waits_for_tokens=0):
 
 
 def pair(prefill_waits_for_tokens=0, *, most_tokens=10_000):
-    return server(Description(page_servers=(PAGE_SERVER,)), prefill_waits_for_tokens), server(
-        Description(page_server=PAGE_SERVER, most_read_tokens=most_tokens)
-    )
+    return server(ASKS, prefill_waits_for_tokens), server(replace(READS, most_read_tokens=most_tokens))
 
 
 def test_path_when_the_beginning_is_cached_then_only_what_lies_behind_it_is_divided():
@@ -51,11 +55,13 @@ def test_path_when_nothing_was_sent_before_then_nothing_is_said():
 @pytest.mark.parametrize(
     ("prefill", "decode"),
     [
-        (UNKNOWN, Description(page_server=PAGE_SERVER)),
-        (Description(page_servers=(PAGE_SERVER,)), UNKNOWN),
-        (Description(page_servers=("10.0.0.3:7400",)), Description(page_server=PAGE_SERVER)),
+        (UNKNOWN, READS),
+        (ASKS, UNKNOWN),
+        (ASKS_ANOTHER, READS),
+        (replace(ASKS, has_others_read=False), READS),
+        (ASKS, replace(READS, most_read_tokens=0)),
         (Description(), Description()),
-        (Description(page_servers=(PAGE_SERVER,)), Description()),
+        (ASKS, Description()),
     ],
 )
 def test_path_when_the_servers_do_not_know_each_other_then_prefill_reads_all(prefill, decode):
@@ -77,7 +83,7 @@ def test_path_when_others_are_under_way_then_they_count_until_they_are_released_
 def test_pair_when_its_servers_have_said_what_they_are_then_who_reads_for_whom_is_told():
     prefill, decode = pair()
     assert said_of(prefill, decode) == "http://s reads parts of prompts for http://s"
-    prefill.description = Description(page_servers=("10.0.0.3:7400",))
+    prefill.description = ASKS_ANOTHER
     assert said_of(prefill, decode).endswith(
         f"its page server is {PAGE_SERVER}, and the other's --banyan-peers are 10.0.0.3:7400"
     )
@@ -100,13 +106,13 @@ def test_description_when_a_server_reads_for_others_then_its_page_server_is_name
 ):
     state = {"page_server": {"address": address, "most_read_tokens": 640}}
     said = Description.read(info(state), "http://d:30000")
-    assert (said.page_server, said.most_read_tokens) == (page_server, 640)
-    state["page_server"]["most_read_tokens"] = 0
-    assert Description.read(info(state), "http://d:30000").page_server == ""
+    assert (str(said.lends_at), said.most_read_tokens) == (page_server, 640)
 
 
 def test_description_when_a_server_can_have_others_read_then_their_page_servers_are_known():
     state = {"waits_for_remote_prefetches": True, "store": {"num_pages": 0}, "nodes": {"asked": [PAGE_SERVER]}}
-    assert Description.read(info(state), "http://p:30000").page_servers == (PAGE_SERVER,)
+    others = server(Description.read(info(state), "http://p:30000"))
+    assert can_read_for(server(READS), others)
     for lacking in state:
-        assert Description.read(info({**state, lacking: None}), "http://p:30000").page_servers == ()
+        others.description = Description.read(info({**state, lacking: None}), "http://p:30000")
+        assert not can_read_for(server(READS), others)

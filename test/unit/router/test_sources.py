@@ -169,7 +169,7 @@ def test_description_when_a_server_lends_and_borrows_then_its_page_servers_are_k
     lends = {"tells_arena": True, "page_server": page_server, "nodes": {"asked": ["[::1]:7400"]}}
     said = Description.read(info(lends), "http://d:30000")
     assert (said.tells_arena, said.lends_at) == (True, Address("d", 7400))
-    assert said.borrows_from == (Address("::1", 7400),) and said.page_servers == ()
+    assert said.borrows_from == (Address("::1", 7400),) and not said.has_others_read
     said = Description.read(info(lends, {"dp_rank": 1}), "http://d:30000")
     assert (said.tells_arena, said.lends_at, said.borrows_from) == (False, Address("d", 7400), ())
     assert Description.read({"dp_size": 1}, "http://d:30000").lends_at is None
