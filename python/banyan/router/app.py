@@ -298,7 +298,7 @@ class Router:
         self.tenant_rules.check(call.row, read, call.tenant)
         held_at = self.responses.holder(read.follows, owner_of(call.tenant)) if read.follows is not None else None
         # A request that would only be refused costs no server a question.
-        if self.forwarder.is_full:
+        if self.forwarder.admission.is_full:
             asked = Asked(replace(read, tokenize=None), read.token_ids, held_at)
         else:
             asked = await self.tokens.of(read, headers, partial(done, msgspec.json.encode), held_at)

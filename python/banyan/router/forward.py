@@ -148,11 +148,6 @@ class Forwarder:
         return await self._suspects.may_go_on(sent.suspect, _servers_of(sent.place), self._settings.queue_timeout_s)
 
     @property
-    def is_full(self) -> bool:
-        """Whether a request would be refused that has to wait."""
-        return self.admission.is_full
-
-    @property
     def _servers(self) -> list[Server]:
         return self._fleet.servers
 
@@ -234,14 +229,14 @@ class Forwarder:
             self._end(sent, Outcome.ANSWERED)
             response = Response(attempt.first, attempt.status)
         else:
-            response = _Relay(self, sent)
+            response = _Relay(self._relayed(sent), attempt.status, partial(self._end, sent, Outcome.LEFT))
         # Together with content-length, which the response has set.
         response.raw_headers.extend(attempt.headers)
         if attempt.status in RETRYABLE_STATUSES and "retry-after" not in response.headers:
             response.headers["retry-after"] = str(self._retry_after_s())
         return response
 
-    async def relay(self, sent: Sent) -> AsyncIterator[bytes]:
+    async def _relayed(self, sent: Sent) -> AsyncIterator[bytes]:
         """The bytes of a stream as they come; its last event says so when it broke."""
         try:
             yield sent.attempt.take_first()
@@ -259,10 +254,6 @@ class Forwarder:
             yield error_event(f"the answer is not complete: {why.message}", sent.form)
         else:
             self._end(sent, Outcome.ANSWERED)
-
-    def left(self, sent: Sent) -> None:
-        """The client has its answer, or has gone."""
-        self._end(sent, Outcome.LEFT)
 
     def _end(self, sent: Sent, outcome: Outcome) -> None:
         place = sent.place
@@ -318,15 +309,14 @@ def _servers_of(place: Place) -> list[Server]:
 
 
 class _Relay(StreamingResponse):
-    """A stream that gives its place back also when it was never begun."""
+    """A stream that gives its place back also when it was never begun: ``end`` is called once nobody listens."""
 
-    def __init__(self, forwarder: Forwarder, sent: Sent) -> None:
-        super().__init__(forwarder.relay(sent), sent.attempt.status)
-        self._forwarder = forwarder
-        self._sent = sent
+    def __init__(self, events: AsyncIterator[bytes], status: int, end: Callable[[], None]) -> None:
+        super().__init__(events, status)
+        self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._forwarder.left(self._sent)
+            self._end()

@@ -156,8 +156,7 @@ class Probes:
         self._fleet.reported(server, reports, reads)
 
     async def _get(self, server: Server, path: str, timeout_s: float, most_bytes: int = MOST_BYTES) -> Any:
-        key = self._settings.api_key
-        return await ask(self._session, server, path, key=key, timeout_s=timeout_s, most_bytes=most_bytes)
+        return await ask(self._session, self._settings, server, path, timeout_s, most_bytes)
 
 
 def _why_not_with_tenants(said: str, expected: str) -> str:
@@ -170,15 +169,14 @@ def _why_not_with_tenants(said: str, expected: str) -> str:
 
 async def ask(
     session: aiohttp.ClientSession,
+    settings: Settings,
     server: Server,
     path: str,
-    *,
-    key: str | None,
     timeout_s: float,
     most_bytes: int = MOST_BYTES,
 ) -> Any:
     """The JSON of an answer, None for an empty one."""
-    headers = {"authorization": f"Bearer {key}"} if key is not None else {}
+    headers = {"authorization": f"Bearer {settings.api_key}"} if settings.api_key is not None else {}
     async with asyncio.timeout(timeout_s):
         async with session.get(server.url + path, headers=headers, raise_for_status=True) as response:
             body = await whole(response, most_bytes)
@@ -195,7 +193,7 @@ async def is_none_to_blame(session: aiohttp.ClientSession, settings: Settings, s
     if server.health.state is State.DOWN:
         return False
     try:
-        await ask(session, server, "/health", key=settings.api_key, timeout_s=settings.health_timeout_s)
+        await ask(session, settings, server, "/health", settings.health_timeout_s)
     except (aiohttp.ClientError, TimeoutError, BadAnswer) as error:
         if nobody_listens(error):
             server.health.refused(f"{type(error).__name__}: {error}")

@@ -76,23 +76,18 @@ class Tokens:
         is_of_use = request.tokenize is not None and request.is_salted_only
         # No question is shorter than its text; that of Responses may have no text, and others have more beside it.
         is_of_use = is_of_use and len(request.text or b"") <= MOST_ASKED_BYTES
-        token_ids = await self._ask_within_bounds(request, headers, write, held_at) if is_of_use else None
+        token_ids = None
+        # Questions are asked before there is a place for the request: so many requests, and no more, may cost servers
+        # more than that they are refused.
+        if is_of_use and self._num_asking < MOST_ASKING:
+            self._num_asking += 1
+            try:
+                token_ids = await self._ask(request, headers, write, held_at)
+            finally:
+                self._num_asking -= 1
         if token_ids is None:
             self._metrics.untokenised.inc()
         return token_ids
-
-    async def _ask_within_bounds(
-        self, request: Request, headers: Mapping[str, str], write: Write, held_at: str | None
-    ) -> array[int] | None:
-        """Questions are asked before there is a place for the request: so many requests, and no more, may cost servers
-        more than that they are refused."""
-        if self._num_asking >= MOST_ASKING:
-            return None
-        self._num_asking += 1
-        try:
-            return await self._ask(request, headers, write, held_at)
-        finally:
-            self._num_asking -= 1
 
     def _able(self, request: Request, held_at: str | None) -> list[Server]:
         """Those that can tell the tokens of this request."""
