@@ -112,7 +112,6 @@ def hot_rank_knob(flag: str, group: str) -> float:
         """Send no request to a rank whose ongoing tokens exceed this factor times the others' mean, plus one prompt,
         plus 4 x the prompt tokens that only this rank has cached. inf: no limit.""",
         metavar="FACTOR",
-        parse=float,
         check=lambda value: None if value >= 1 else "at least 1 (inf: no rank is hot)",
     )
 
@@ -137,7 +136,6 @@ class Config:
         # One page: copying a page beats computing it.
         "Compute matches shorter than this instead of fetching them.",
         metavar="TOKENS",
-        parse=int,
         check=at_least(1, "token"),
     )
     prefix_hints: bool = knob(
@@ -219,7 +217,6 @@ class Config:
         """Share of a tier for the pages that the cache keeps by command for one tenant (pin, retain); those of all
         tenants together may take half of it, and 262,144 pages at most. 0: nothing is kept.""",
         metavar="SHARE",
-        parse=float,
         check=told_share_of,
     )
     store: tuple[str, ...] = knob(
@@ -241,7 +238,6 @@ class Config:
         """Capacity of the store, over all servers that use it. Ignored for mooncake://, where the contributing
         clients set the capacity.""",
         metavar="GIB",
-        parse=float,
         check=above_zero("a size in GiB"),
     )
     store_admit: str = knob(
@@ -260,7 +256,6 @@ class Config:
         TIERS,
         "Limit of writes to the store per day, for the drive's endurance. 0: no limit.",
         metavar="GIB",
-        parse=float,
         check=zero_or_more("GiB", "no limit"),
     )
     store_read_mb_per_s: float = knob(
@@ -269,7 +264,6 @@ class Config:
         TIERS,
         "Limit of reads from the store per rank, in 10^6 bytes a second, for shared drives. 0: no limit.",
         metavar="MB",
-        parse=float,
         check=zero_or_more("a rate", "no limit"),
     )
     store_layers_per_read: int | None = knob(
@@ -353,7 +347,6 @@ class Config:
         """Limit of unacknowledged bytes over all remote leases together: in this host's queues and in the network. It
         bounds how long other traffic in the same queues waits.""",
         metavar="KIB",
-        parse=int,
         check=at_least(32, "KiB"),
     )
     carrier: str = knob(
@@ -384,7 +377,6 @@ class Config:
         this many programs. Copies to the arena run beside it, with at most 16 programs. On an H200 16
         programs move 350 to 550 GB/s.""",
         metavar="N",
-        parse=int,
         check=at_least(1, "processor"),
     )
     copy_layers_per_launch: int = knob(
@@ -393,7 +385,6 @@ class Config:
         GPU,
         "Layers that one copy kernel moves: fewer start a copy earlier, more need fewer launches. Not measured yet.",
         metavar="LAYERS",
-        parse=int,
         check=at_least(1, "layer"),
     )
 

@@ -31,7 +31,7 @@ class Knob:
         group: the table of the documentation that it belongs to.
         text: one sentence for ``--help`` and for the documentation.
         metavar: what to write behind the flag; empty for a switch.
-        parse: from text to the field's type.
+        parse: from text to the field's type; that of the default where it is a number.
         choices: all values, where they can be listed.
         const: the value of the flag without an argument, where it may stand without.
         unset: the default in words, where the value would say nothing.
@@ -42,8 +42,8 @@ class Knob:
     flag: str
     group: str
     text: str
+    parse: Callable[[str], Any]
     metavar: str = ""
-    parse: Callable[[str], Any] = str
     choices: tuple[str, ...] = ()
     check: Check | None = None
     const: str | None = None
@@ -54,7 +54,8 @@ class Knob:
 
 def knob(default: T, flag: str, group: str, text: str, **more: Any) -> T:
     """A dataclass field with everything that is known of its knob; see `Knob` for ``more``."""
-    made = Knob(flag=flag, group=group, text=inspect.cleandoc(text).replace("\n", " "), **more)
+    parse = type(default) if isinstance(default, int | float) else str
+    made = Knob(flag=flag, group=group, text=inspect.cleandoc(text).replace("\n", " "), **{"parse": parse} | more)
     # Type checkers see the default, as with dataclasses' own ``field``.
     made_field: Any = field(default=default, metadata={_METADATA: made})
     return cast(T, made_field)

@@ -11,7 +11,7 @@ from banyan.knobs import at_least, knob
 
 @dataclass(frozen=True)
 class Settings:
-    rows: int = knob(3, "--rows", "table", "Rows, 50 % of them\n  full.", metavar="N", parse=int, check=at_least(1))
+    rows: int = knob(3, "--rows", "table", "Rows, 50 % of them\n  full.", metavar="N", check=at_least(1))
     loud: bool = knob(True, "--quiet", "table", "Say nothing.", switches_to=False)
     place: str = knob(
         "", "--place", "elsewhere", "Where.", metavar="DIR", parse=str.upper, const="here", unset="nowhere"

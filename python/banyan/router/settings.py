@@ -58,7 +58,7 @@ class Settings:
     host: str = knob(
         "127.0.0.1", "--host", ROUTER, "Listen on this address; the default is this machine only.", metavar="HOST"
     )
-    port: int = knob(30_100, "--port", ROUTER, "Listen on this port.", metavar="PORT", parse=int)
+    port: int = knob(30_100, "--port", ROUTER, "Listen on this port.", metavar="PORT")
     policy: str = knob(
         DEFAULT_POLICY,
         "--policy",
@@ -74,7 +74,6 @@ class Settings:
         ROUTER,
         "Limit of concurrent requests at one target; more wait in the router, which may send them elsewhere.",
         metavar="N",
-        parse=int,
         check=at_least(1),
     )
     max_waiting: int = knob(
@@ -83,7 +82,6 @@ class Settings:
         ROUTER,
         "Limit of requests that wait in the router; the router refuses more with 429.",
         metavar="N",
-        parse=int,
         check=at_least(0),
     )
     queue_timeout_s: float = knob(
@@ -92,7 +90,6 @@ class Settings:
         ROUTER,
         "Refuse a request with 503 when it has waited this long.",
         metavar="S",
-        parse=float,
         check=above_zero("seconds"),
     )
     max_retries: int = knob(
@@ -101,7 +98,6 @@ class Settings:
         ROUTER,
         "Number of other servers that the router tries for a request whose server was lost before it answered.",
         metavar="N",
-        parse=int,
         check=at_least(0),
     )
     log_json: bool = knob(
@@ -114,7 +110,6 @@ class Settings:
         ROUTER,
         "Treat an answer as failed when it sends nothing for this long.",
         metavar="S",
-        parse=float,
         check=above_zero("seconds"),
     )
     probe_interval_s: float = 0.25
@@ -152,7 +147,6 @@ class Settings:
         ROUTER,
         "Limit of one request's body; the router refuses a larger one with 413.",
         metavar="MIB",
-        parse=int,
         check=at_least(1),
     )
     max_buffered_mib: int = knob(
@@ -161,7 +155,6 @@ class Settings:
         ROUTER,
         "Memory limit for bodies of unanswered requests, and one for answers not yet taken; more is refused with 503.",
         metavar="MIB",
-        parse=int,
         check=at_least(64),
     )
     body_timeout_s: float = 60.0
