@@ -30,10 +30,6 @@ class HotRankGuard:
     page_tokens: int = 16
     """Banyan's page, for callers that do not know the server's."""
 
-    def __post_init__(self) -> None:
-        if not self.factor >= 1:
-            raise ValueError(f"the hot-rank guard's factor is at least 1, not {self.factor}")
-
     def cool(self, query: Query, ranks: Sequence[RankState]) -> Sequence[RankState]:
         """The ranks that are not hot, of which there always is one."""
         if len(ranks) < 2 or math.isinf(self.factor):

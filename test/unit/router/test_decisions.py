@@ -252,6 +252,7 @@ def test_rate_when_time_passes_then_old_events_do_not_count():
         *(({"servers": (f"http://{wrong}",)}, "--server") for wrong in ("a:x", "a:99999", "[::1", ":1", "", "a:1\n")),
         ({"policy": "best"}, "--policy"),
         ({"max_in_flight": 0}, "--max-in-flight"),
+        ({"hot_rank_factor": 0.5}, "--hot-rank-factor"),
         ({"max_body_mib": 0}, "--max-body-mib"),
         ({"queue_timeout_s": 0.0}, "--queue-timeout-s"),
     ],

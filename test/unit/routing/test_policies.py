@@ -199,9 +199,3 @@ def test_guard_when_a_rank_still_counts_the_pages_of_the_same_prompt_then_it_is_
     assert list(guard.cool(ask(1_000), ranks)) == ranks
     more = [RankState(rank=0, ongoing_tokens=ongoing_tokens + 1), RankState(rank=1)]
     assert list(guard.cool(ask(1_000), more)) == more[1:]
-
-
-@pytest.mark.parametrize("factor", [0.5, float("nan")])
-def test_guard_when_its_factor_is_out_of_range_then_refused(factor):
-    with pytest.raises(ValueError):
-        HotRankGuard(factor)
