@@ -12,11 +12,11 @@ Used by one thread: the engine's dispatcher, the router's event loop, or the sim
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from banyan.latest import Latest
+from banyan.routing.conversation import name_of
 from banyan.routing.guard import HotRankGuard
 from banyan.routing.load import LoadReport, RankLoad
 from banyan.routing.pending_prefixes import PrefixFingerprint, PromptTokens
@@ -68,7 +68,7 @@ class Dispatcher:
         self._out_of_reach = frozenset(out_of_reach)
         self._tie_breaks = tie_breaks
         self._loads = [RankLoad() for _ in range(num_ranks)]
-        self._sessions: Latest[bytes, int] = Latest(MAX_SESSIONS)
+        self._sessions: Latest[str, int] = Latest(MAX_SESSIONS)
         self._turn = 0
 
     def reported(self, rank: int, report: LoadReport) -> None:
@@ -165,11 +165,11 @@ class Dispatcher:
         )
         self._turn += 1
         if prompt.session is not None:
-            self._sessions.put(_digest(prompt.session), rank)
+            self._sessions.put(name_of(prompt.session), rank)
 
     def opened(self, session: str, rank: int) -> None:
         """A session has begun there, whose name came with the answer."""
-        self._sessions.put(_digest(session), rank)
+        self._sessions.put(name_of(session), rank)
 
     def states(self, active: Collection[int]) -> list[RankState]:
         """Every rank as it is believed to be now."""
@@ -182,7 +182,7 @@ class Dispatcher:
             num_prompt_tokens=prompt.num_tokens,
             cached_tokens={rank: num_tokens for rank, num_tokens in cached_tokens.items() if num_tokens},
             fetchable_tokens=prompt.fetchable_tokens,
-            session_rank=self._sessions.get(_digest(prompt.session)) if prompt.session is not None else None,
+            session_rank=self._sessions.get(name_of(prompt.session)) if prompt.session is not None else None,
             out_of_reach=self._out_of_reach,
         )
 
@@ -194,11 +194,6 @@ class Dispatcher:
             if prefix_fingerprint is None
             else max(held, self._loads[rank].pending.leading_tokens(prefix_fingerprint))
         )
-
-
-def _digest(session: str) -> bytes:
-    """What stands for a name. A client may put anything into it, a lone surrogate too."""
-    return hashlib.blake2b(session.encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 def _held(prompt: Prompt, rank: int) -> int:
