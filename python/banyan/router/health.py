@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
 from enum import StrEnum
 
 ENDING_S = 5.0
@@ -39,11 +38,10 @@ class Probe(StrEnum):
 class Health:
     """The state of one server, told by probes and by requests that could not be delivered."""
 
-    def __init__(self, failures_to_down: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, failures_to_down: int) -> None:
         self.state = State.STARTING
         self.last_error = "not asked yet"
         self._failures_to_down = failures_to_down
-        self._clock = clock
         self._refused_s: float | None = None
         self._says_it_ends = False
         self._num_failures: Counter[Probe] = Counter()
@@ -72,7 +70,7 @@ class Health:
         """Nobody listens at its address."""
         self.last_error = error
         if self._refused_s is None:
-            self._refused_s = self._clock()
+            self._refused_s = time.monotonic()
         self._go_down()
 
     def ends(self, error: str) -> None:
@@ -88,7 +86,7 @@ class Health:
         it."""
         if self._says_it_ends:
             return True
-        return self._refused_s is not None and self._clock() - self._refused_s >= ENDING_S
+        return self._refused_s is not None and time.monotonic() - self._refused_s >= ENDING_S
 
     def _go_down(self) -> None:
         if self.state is State.UP:
