@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from banyan.routing import POLICIES, HotRankGuard, NoActiveRank, Query, RankState, SeededTieBreaks, place
+from banyan.routing import POLICIES, HotRankGuard, Query, RankState, SeededTieBreaks, place
 
 NUM_RANKS = 5
 LOADS = ("num_running", "num_waiting", "pending_prefill_tokens", "ongoing_tokens", "read_queue_tokens")
@@ -23,7 +23,6 @@ seeds = st.integers(0, 2**64)
 states = st.builds(
     RankState,
     rank=st.just(0),
-    is_active=st.sampled_from([True, True, False]),
     num_running=requests,
     num_waiting=requests,
     pending_prefill_tokens=tokens,
@@ -51,23 +50,17 @@ def situations(draw) -> tuple[Query, list[RankState]]:
 
 
 def chosen(policy, query, ranks, guard, tie_breaks):
-    try:
-        return place(policy, query, ranks, guard=guard, tie_breaks=tie_breaks)
-    except NoActiveRank:
-        return None
+    return place(policy, query, ranks, guard=guard, tie_breaks=tie_breaks)
 
 
 @every_policy
 @given(situation=situations(), guard=guards, seed=seeds)
-def test_choice_when_ranks_are_inactive_or_hot_then_none_of_them(policy, situation, guard, seed):
+def test_choice_when_ranks_are_hot_then_none_of_them(policy, situation, guard, seed):
     query, ranks = situation
     choice = chosen(policy, query, ranks, guard, SeededTieBreaks(seed))
-    active = {state.rank for state in ranks if state.is_active}
-    if choice is None:
-        assert not active
-    else:
-        assert choice.rank in active.difference(choice.hot_ranks)
-        assert active.issuperset(choice.hot_ranks)
+    active = {state.rank for state in ranks}
+    assert choice.rank in active.difference(choice.hot_ranks)
+    assert active.issuperset(choice.hot_ranks)
 
 
 @every_policy
@@ -77,7 +70,7 @@ def test_choice_when_ranks_come_in_another_order_then_the_same(policy, situation
     shuffled = [ranks[place] for place in order if place < len(ranks)]
     tie_breaks = SeededTieBreaks(seed)
     expected, choice = (chosen(policy, query, some, guard, tie_breaks) for some in (ranks, shuffled))
-    assert (choice and (choice.rank, choice.reason)) == (expected and (expected.rank, expected.reason))
+    assert (choice.rank, choice.reason) == (expected.rank, expected.reason)
 
 
 @every_policy
@@ -95,7 +88,7 @@ def test_choice_when_ranks_are_renamed_then_renamed_too(policy, situation, guard
     renamed_ranks = [replace(state, rank=names[state.rank]) for state in ranks]
     expected = chosen(policy, query, ranks, guard, tie_breaks)
     choice = chosen(policy, renamed_query, renamed_ranks, guard, lambda turn, rank: tie_breaks(turn, names.index(rank)))
-    assert (choice and choice.rank) == (expected and names[expected.rank])
+    assert choice.rank == names[expected.rank]
 
 
 @every_policy
@@ -115,8 +108,8 @@ def test_choice_when_a_rank_gets_more_load_then_it_does_not_win(policy, situatio
         ranks[which], **{name: getattr(ranks[which], name) + increment for name, increment in more.items()}
     )
     before, after = chosen(policy, query, ranks, guard, tie_breaks), chosen(policy, query, busier, guard, tie_breaks)
-    if before is not None and before.rank != which:
-        assert after is not None and after.rank != which
+    if before.rank != which:
+        assert after.rank != which
 
 
 @every_policy

@@ -30,21 +30,14 @@ def decode_rank(
 ) -> int:
     """The decode rank of a request that will hold ``num_tokens``: the group with the fewest ongoing tokens, then in it.
 
-    In the group, a rank whose pool has room comes before one that must evict; then the fewest ongoing tokens. Groups
-    without an active rank are passed over.
-
-    Raises:
-        ValueError: when no group has an active rank.
+    In the group, a rank whose pool has room comes before one that must evict; then the fewest ongoing tokens.
     """
-    active = {group: [state for state in ranks if state.is_active] for group, ranks in groups.items()}
-    totals = {group: sum(state.ongoing_tokens for state in ranks) for group, ranks in active.items() if ranks}
-    if not totals:
-        raise ValueError("no group has an active decode rank")
+    totals = {group: sum(state.ongoing_tokens for state in ranks) for group, ranks in groups.items()}
     lowest = min(totals.values())
     tied = [group for group, total in totals.items() if total == lowest]
     group = tied[0]
     if len(tied) > 1:
-        group = min(tied, key=lambda group: min(tie_breaks(query.turn, state.rank) for state in active[group]))
+        group = min(tied, key=lambda group: min(tie_breaks(query.turn, state.rank) for state in groups[group]))
     return cheapest(
-        lambda state: (state.free_tokens < num_tokens, state.ongoing_tokens), query, active[group], tie_breaks
+        lambda state: (state.free_tokens < num_tokens, state.ongoing_tokens), query, groups[group], tie_breaks
     ).rank

@@ -113,7 +113,7 @@ class Dispatcher:
         prefix_fingerprint = _prefix_fingerprint_of(prompt)
         if prefix_fingerprint is None:
             return None
-        states = [state for state in self.states(active) if state.is_active]
+        states = self.states(active)
         lengths = {state.rank: self._loads[state.rank].pending.leading_tokens(prefix_fingerprint) for state in states}
         coming = {
             rank: Coming(num_tokens, self._loads[rank].tokens_until(prefix_fingerprint, num_tokens, now_s))
@@ -172,8 +172,8 @@ class Dispatcher:
         self._sessions.put(name_of(session), rank)
 
     def states(self, active: Collection[int]) -> list[RankState]:
-        """Every rank as it is believed to be now."""
-        return [_state(rank, load, rank in active) for rank, load in enumerate(self._loads)]
+        """The active ranks as they are believed to be now, in their order."""
+        return [_state(rank, load) for rank, load in enumerate(self._loads) if rank in active]
 
     def _query(self, prompt: Prompt, prefix_fingerprint: PrefixFingerprint | None) -> Query:
         cached_tokens = {rank: self._cached(prompt, prefix_fingerprint, rank) for rank in range(len(self._loads))}
@@ -206,11 +206,10 @@ def _prefix_fingerprint_of(prompt: Prompt) -> PrefixFingerprint | None:
     return prompt.tokens.prefix_fingerprint() if prompt.tokens is not None and most_held < len(prompt.tokens) else None
 
 
-def _state(rank: int, load: RankLoad, is_active: bool) -> RankState:
+def _state(rank: int, load: RankLoad) -> RankState:
     report = load.report
     return RankState(
         rank=rank,
-        is_active=is_active,
         num_running=report.num_running,
         num_waiting=report.num_waiting + load.num_on_its_way,
         pending_prefill_tokens=report.pending_prefill_tokens + load.num_new_tokens,

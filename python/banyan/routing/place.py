@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From all ranks to one: the active ones, without the hot ones, and then the policy."""
+"""From the active ranks to one: without the hot ones, and then the policy."""
 
 from __future__ import annotations
 
@@ -30,14 +30,13 @@ def place(
     """Choose one of the active ranks.
 
     Raises:
-        NoActiveRank: when none is active.
+        NoActiveRank: when there is none.
     """
-    active = [state for state in ranks if state.is_active]
-    if not active:
-        raise NoActiveRank(f"none of {len(ranks)} ranks is active")
-    cool = guard.cool(query, active)
+    if not ranks:
+        raise NoActiveRank("no rank is active")
+    cool = guard.cool(query, ranks)
     choice = policy.choose(query, cool, tie_breaks)
-    if len(cool) == len(active):
+    if len(cool) == len(ranks):
         return choice
     kept = {state.rank for state in cool}
-    return replace(choice, hot_ranks=tuple(state.rank for state in active if state.rank not in kept))
+    return replace(choice, hot_ranks=tuple(state.rank for state in ranks if state.rank not in kept))

@@ -33,7 +33,6 @@ class RankState(msgspec.Struct, frozen=True):
     """
 
     rank: int
-    is_active: bool = True
     num_running: int = 0
     num_waiting: int = 0
     pending_prefill_tokens: int = 0
@@ -119,4 +118,4 @@ class Policy(Protocol):
     """Chooses among candidates. Pure: equal arguments, equal answers, in whatever order the candidates come."""
 
     def choose(self, query: Query, candidates: Sequence[RankState], tie_breaks: TieBreaks) -> Choice:
-        """One of the candidates, of which there is at least one; all of them are active and none is hot."""
+        """One of the candidates, of which there is at least one; none of them is hot."""

@@ -26,12 +26,6 @@ def test_decode_rank_when_groups_differ_then_the_lighter_group_and_in_it_the_ran
             DecodeState(rank=2, ongoing_tokens=30, free_tokens=9),
             DecodeState(rank=3, ongoing_tokens=40, free_tokens=50),
         ],
-        2: [DecodeState(rank=4, is_active=False)],
     }
     assert decode_rank(ask(), groups, 10, SeededTieBreaks()) == 3
     assert decode_rank(ask(), groups, 9, SeededTieBreaks()) == 2
-
-
-def test_decode_rank_when_nobody_is_active_then_it_says_so():
-    with pytest.raises(ValueError, match="no group"):
-        decode_rank(ask(), {0: [DecodeState(rank=0, is_active=False)]}, 1, SeededTieBreaks())

@@ -56,7 +56,7 @@ def test_request_when_a_server_publishes_its_load_then_the_other_one_gets_it_bef
             (target,), (publisher,) = rig.router.fleet.servers[0].targets, busy.publishers
 
             def load():
-                return rig.router.fleet._dispatcher.states(())[target.number]
+                return rig.router.fleet._dispatcher.states({target.number})[0]
 
             await publisher.tell_load(b"no load")
             while not load().num_requests:

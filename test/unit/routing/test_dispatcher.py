@@ -29,7 +29,6 @@ def test_states_when_requests_are_on_their_way_then_they_count_on_top_of_the_rep
             ongoing_tokens=1_500,
             last_turn=0,
         ),
-        RankState(rank=1, is_active=False),
     ]
 
 
@@ -38,9 +37,9 @@ def test_place_when_a_rank_is_out_of_reach_then_it_computes_what_others_can_fetc
     for out_of_reach, pending in (((), 200), ((2,), 1_000)):
         dispatcher = Dispatcher(3, RoundRobin(), out_of_reach=out_of_reach)
         dispatcher.count(prompt, 2, 1.0)
-        assert dispatcher.states(())[2].pending_prefill_tokens == pending
+        assert dispatcher.states({2})[0].pending_prefill_tokens == pending
         dispatcher.count(prompt, 1, 1.0)
-        assert dispatcher.states(())[1].pending_prefill_tokens == 200
+        assert dispatcher.states({1})[0].pending_prefill_tokens == 200
 
 
 def test_states_when_a_later_report_comes_then_what_was_sent_before_it_is_in_it():
@@ -105,7 +104,7 @@ def test_states_when_a_report_says_until_when_it_received_then_what_was_sent_lat
 def test_states_when_peers_can_give_the_prefix_then_it_is_not_pending():
     dispatcher = Dispatcher(2, RoundRobin())
     dispatcher.count(Prompt(500, cached_tokens=(160, 0), fetchable_tokens=160), 1, 0.0)
-    assert dispatcher.states({1})[1].pending_prefill_tokens == 340
+    assert dispatcher.states({1})[0].pending_prefill_tokens == 340
 
 
 def test_place_when_a_burst_comes_between_two_reports_then_it_is_spread():
