@@ -44,19 +44,13 @@ async def ask_all(
     finally:
         for one in asked:
             asyncio.get_running_loop().call_later(leave_s, one.cancel)
-    return answers[choose([answer.status_code for answer in answers], call.row.to)]
+    return next((answer for answer in answers if answer.status_code >= 400), answers[0])
 
 
 def _patience_s(server: Server, row: Row, settings: Settings) -> float:
     """A server that is down may hang. But what changes servers may be why it is, and takes its time."""
     is_hanging = server.health.state is not State.UP and not row.is_ours
     return settings.probe_timeout_s if is_hanging else settings.idle_timeout_s
-
-
-def choose(statuses: Sequence[int], to: To) -> int:
-    """Whose answer counts."""
-    counts = (lambda status: status < 400) if to is To.FINDER else (lambda status: status >= 400)
-    return next((number for number, status in enumerate(statuses) if counts(status)), 0)
 
 
 async def _ask(session: aiohttp.ClientSession, server: Server, call: Call, timeout_s: float) -> Response:

@@ -13,10 +13,9 @@ from test.unit.router.fake_server import BLOCK_TOKENS, FakeServer, raw, running,
 
 from banyan.router.blocks import block_ids, pack
 from banyan.router.events import BlockStored
-from banyan.router.everywhere import choose
 from banyan.router.health import State
 from banyan.router.held_responses import HeldResponses
-from banyan.router.paths import BY_PATH, ROWS, To
+from banyan.router.paths import BY_PATH, ROWS
 from banyan.router.prompt import opened_session
 from banyan.router.upstream import at
 
@@ -195,11 +194,24 @@ def test_target_when_it_would_lead_elsewhere_than_to_the_server_then_nobody_is_a
 
 
 @pytest.mark.parametrize(
-    ("statuses", "to", "chosen"),
-    [([404, 200], To.FINDER, 1), ([404, 500], To.FINDER, 0), ([200, 503], To.EACH, 1), ([200, 200], To.EACH, 0)],
+    ("path", "statuses", "chosen"),
+    [
+        ("/close_session", [404, 200], 1),
+        ("/close_session", [404, 500], 0),
+        ("/abort_request", [200, 503], 1),
+        ("/abort_request", [200, 200], 0),
+    ],
 )
-def test_answer_when_all_have_answered_then_one_counts(statuses, to, chosen):
-    assert choose(statuses, to) == chosen
+def test_answer_when_all_have_answered_then_one_counts(path, statuses, chosen):
+    async def scenario():
+        servers = [FakeServer(name) for name in "ab"]
+        for server, status in zip(servers, statuses, strict=True):
+            server.says[path] = (status, "text/plain", server.name.encode())
+        async with running(servers) as rig:
+            status, _, body = await rig.ask(path)
+            assert (status, body) == (statuses[chosen], "ab"[chosen].encode())
+
+    asyncio.run(scenario())
 
 
 def test_response_when_a_server_hangs_then_the_one_that_has_it_answers_and_the_other_was_asked():
