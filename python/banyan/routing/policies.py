@@ -42,7 +42,6 @@ def argmin(
     return Choice(rank, Reason.CACHE if is_longest else Reason.LOAD)
 
 
-@dataclass(frozen=True, slots=True)
 class RoundRobin:
     """The candidate whose last request is the longest ago: blind to caches and to load, as stock SGLang is.
 
@@ -54,7 +53,6 @@ class RoundRobin:
         return Choice(cheapest(lambda state: state.last_turn, query, candidates, tie_breaks).rank, Reason.TURN)
 
 
-@dataclass(frozen=True, slots=True)
 class SessionSticky:
     """The session's rank, else the one with the fewest ongoing tokens.
 
@@ -70,7 +68,6 @@ class SessionSticky:
         return Choice(idlest.rank, Reason.LOAD)
 
 
-@dataclass(frozen=True, slots=True)
 class Affinity:
     """The fewest tokens to compute, however busy the rank is; then the fewest ongoing.
 
@@ -85,15 +82,12 @@ class Affinity:
         )
 
 
-@dataclass(frozen=True, slots=True)
 class Linear:
-    """Ongoing tokens minus ``alpha`` times cached tokens: P2P (3.4), without the session rule there."""
-
-    alpha: float = 1.0
+    """Ongoing tokens minus cached tokens: P2P (3.4), without the session rule and the factor there."""
 
     def choose(self, query: Query, candidates: Sequence[RankState], tie_breaks: TieBreaks) -> Choice:
-        def cost(state: RankState) -> float:
-            return state.ongoing_tokens + displaced(query, state) - self.alpha * query.cached_on(state.rank)
+        def cost(state: RankState) -> int:
+            return state.ongoing_tokens + displaced(query, state) - query.cached_on(state.rank)
 
         return argmin(cost, query, candidates, tie_breaks)
 
@@ -111,7 +105,6 @@ def lmetric(query: Query, state: RankState) -> int:
     return num_tokens * (state.num_requests + 1)
 
 
-@dataclass(frozen=True, slots=True)
 class LMetric:
     """The rank with the lowest score; of several, the one with the least to fetch."""
 
@@ -119,18 +112,14 @@ class LMetric:
         return argmin(lambda state: (lmetric(query, state), query.new_on(state.rank)), query, candidates, tie_breaks)
 
 
-@dataclass(frozen=True, slots=True)
 class Hybrid:
     """Affinity where most of the prompt is cached, LMetric everywhere else: the last design of P2P (errata to 3.9).
 
-    ``min_cached_ratio``: a rank that holds more of the prompt than this is preferred to all that do not.
+    A rank that holds more than half of the prompt is preferred to all that do not.
     """
 
-    min_cached_ratio: float = 0.5
-
     def choose(self, query: Query, candidates: Sequence[RankState], tie_breaks: TieBreaks) -> Choice:
-        threshold = self.min_cached_ratio * query.num_prompt_tokens
-        warm = [state for state in candidates if query.cached_on(state.rank) > threshold]
+        warm = [state for state in candidates if 2 * query.cached_on(state.rank) > query.num_prompt_tokens]
 
         def cost(state: RankState) -> tuple[int, int, int]:
             # LMetric alone ties whenever the prompt is wholly cached: then requests decide, then tokens.
@@ -139,42 +128,39 @@ class Hybrid:
         return argmin(cost, query, warm or candidates, tie_breaks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+PREFILL_TOKENS_PER_S = 7_000.0
+"""Of a rank that has not measured it: P2P (3.9)."""
+
+FETCH_TOKENS_PER_S = 250_000.0
+"""Copied from a peer: NVLink-free PCIe 4.0 x16 (25 GB/s) at 100 KB of KV per token."""
+
+FETCH_OVERHEAD_S = 0.1
+"""Of every fetch: P2P (3.9)."""
+
+SESSION_FACTOR = 2.0
+"""The session's rank is kept while it costs at most this much times the best."""
+
+
 class Unified:
     """The rank with the lowest expected time to first token, be it by computing or by fetching from a peer: P2P (3.9),
-    with a soft preference for the session's rank.
-
-    Attributes:
-        prefill_tokens_per_s: prompt tokens computed per second, for a rank that has not measured it.
-        fetch_tokens_per_s: tokens of KV copied from a peer per second.
-        fetch_overhead_s: added to every fetch.
-        session_factor: the session's rank is kept while it costs at most this much times the best.
-
-    The defaults are 7,000 tokens/s and 0.1 s from the same source; the fetch rate is NVLink-free PCIe 4.0 x16
-    (25 GB/s) at 100 KB of KV per token.
-    """
-
-    prefill_tokens_per_s: float = 7_000.0
-    fetch_tokens_per_s: float = 250_000.0
-    fetch_overhead_s: float = 0.1
-    session_factor: float = 2.0
+    with a soft preference for the session's rank."""
 
     def expected_s(self, query: Query, state: RankState) -> float:
         """Queue + prefill + transfer, in seconds; whichever of computing and fetching the tail is faster. And what
         others will have to compute again."""
-        rate = state.prefill_tokens_per_s or self.prefill_tokens_per_s
+        rate = state.prefill_tokens_per_s or PREFILL_TOKENS_PER_S
         own_s = query.new_on(state.rank) / rate
         fetchable = query.fetchable_on(state.rank)
         missing = fetchable - query.cached_on(state.rank)
         if missing > 0:
-            fetch_s = self.fetch_overhead_s + missing / self.fetch_tokens_per_s
+            fetch_s = FETCH_OVERHEAD_S + missing / FETCH_TOKENS_PER_S
             own_s = min(own_s, fetch_s + (query.num_prompt_tokens - fetchable) / rate)
         return (state.pending_prefill_tokens + displaced(query, state)) / rate + own_s
 
     def choose(self, query: Query, candidates: Sequence[RankState], tie_breaks: TieBreaks) -> Choice:
         expected_s = {state.rank: self.expected_s(query, state) for state in candidates}
         own = query.session_rank
-        if own in expected_s and expected_s[own] <= self.session_factor * min(expected_s.values()):
+        if own in expected_s and expected_s[own] <= SESSION_FACTOR * min(expected_s.values()):
             return Choice(own, Reason.SESSION)
         # Requests break a tie: pending prefill says nothing of a rank that only decodes.
         return argmin(lambda state: (expected_s[state.rank], state.num_requests), query, candidates, tie_breaks)

@@ -9,10 +9,10 @@ import pytest
 
 from banyan.routing import HotRankGuard, Query, RankState, place
 from banyan.routing.displacement import TIMES_LOST, displaced
-from banyan.routing.policies import Hybrid, Linear, LMetric, Unified
+from banyan.routing.policies import Linear, LMetric, Unified
 
 UNGUARDED = HotRankGuard(math.inf)
-COSTS = [LMetric(), Unified(fetch_overhead_s=0.0), Linear(alpha=0.0), Hybrid(min_cached_ratio=1.0)]
+COSTS = [LMetric(), Unified(), Linear()]
 
 
 def ask(**fields):
@@ -31,7 +31,7 @@ def test_displaced_when_there_is_room_then_only_what_exceeds_it(unused_tokens, h
 def ranks(unused_tokens):
     """The holder of the prefix is busy, the other rank is not."""
     return [
-        RankState(rank=0, num_waiting=1, pending_prefill_tokens=200, ongoing_tokens=200, unused_tokens=unused_tokens),
+        RankState(rank=0, num_waiting=1, pending_prefill_tokens=800, ongoing_tokens=1_000, unused_tokens=unused_tokens),
         RankState(rank=1, unused_tokens=unused_tokens),
     ]
 

@@ -107,7 +107,7 @@ def test_linear_when_cached_tokens_outweigh_the_load_then_the_cache_wins():
     ranks = [RankState(rank=0, ongoing_tokens=500), RankState(rank=1)]
     query = ask(cached_tokens={0: 600})
     assert choose(Linear(), query, ranks) == (0, Reason.CACHE)
-    assert choose(Linear(alpha=0.5), query, ranks) == (1, Reason.LOAD)
+    assert choose(Linear(), ask(cached_tokens={0: 400}), ranks) == (1, Reason.LOAD)
 
 
 def test_lmetric_when_all_are_idle_then_the_prefix_still_counts():
@@ -130,16 +130,18 @@ def test_lmetric_when_the_batch_is_larger_then_a_long_prefix_loses():
 
 
 def test_unified_when_peers_can_give_the_prefix_then_the_short_queue_wins():
-    rates = Unified(prefill_tokens_per_s=1_000, fetch_tokens_per_s=100_000, fetch_overhead_s=0.01)
-    ranks = [RankState(rank=0, pending_prefill_tokens=500), RankState(rank=1)]
+    ranks = [
+        RankState(rank=0, pending_prefill_tokens=500, prefill_tokens_per_s=1_000),
+        RankState(rank=1, prefill_tokens_per_s=1_000),
+    ]
     held = ask(cached_tokens={0: 992})
-    assert choose(rates, held, ranks) == (0, Reason.CACHE)
-    assert choose(rates, replace(held, fetchable_tokens=992), ranks) == (1, Reason.LOAD)
+    assert choose(Unified(), held, ranks) == (0, Reason.CACHE)
+    assert choose(Unified(), replace(held, fetchable_tokens=992), ranks) == (1, Reason.LOAD)
 
 
 def test_unified_when_fetching_is_slower_than_computing_then_it_counts_as_computing():
-    slow = Unified(prefill_tokens_per_s=1_000, fetch_tokens_per_s=10, fetch_overhead_s=0)
-    assert slow.expected_s(ask(fetchable_tokens=900), RankState(rank=0)) == pytest.approx(1.0)
+    quick = RankState(rank=0, prefill_tokens_per_s=100_000)
+    assert Unified().expected_s(ask(fetchable_tokens=900), quick) == pytest.approx(0.01)
 
 
 def test_unified_when_the_sessions_rank_is_not_much_worse_then_it_is_kept():
