@@ -13,7 +13,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -136,38 +136,33 @@ class Fleet:
         for target in server.targets:
             self._dispatcher.waits_for_reads(target.number, reads.num_tokens)
         # Passed on together: of a server that is one target, the second rank's load would be no newer than the first's.
-        self._pass_on(server, {rank for rank, report in reports.items() if self._is_kept(server, rank, report)})
+        for rank, report in reports.items():
+            self._keep(server, rank, report)
+        self._pass_on(server)
 
     def told(self, server: Server, rank: int, report: LoadReport) -> None:
         """A rank's load, as it has published it."""
-        if self._is_kept(server, rank, report):
-            self._pass_on(server, {rank})
+        self._keep(server, rank, report)
+        self._pass_on(server)
 
-    def _is_kept(self, server: Server, rank: int, report: LoadReport) -> bool:
+    def _keep(self, server: Server, rank: int, report: LoadReport) -> None:
         """Take note of a load, asked for or published; the one that was taken last counts. Of a rank that it has not
         said to have, nothing is kept."""
-        if not 0 <= rank < server.description.num_ranks:
-            return False
         last = server.loads.get(rank)
-        if last is not None and not _is_news(report, last):
-            return False
+        if not 0 <= rank < server.description.num_ranks or (last is not None and not _is_news(report, last)):
+            return
         if last is not None and not server.description.places_itself:
             # A stock rank reports when a forward has ended, and receives requests when it begins the next.
             report = msgspec.structs.replace(report, received_s=last.taken_s)
         server.loads[rank] = report
         if report.capacity_tokens and not server.description.keeps_more:
             server.targets[rank].sent.has_room_for(report.capacity_tokens)
-        return True
 
-    def _pass_on(self, server: Server, ranks: Set[int]) -> None:
+    def _pass_on(self, server: Server) -> None:
+        """What is no newer than the last does not count there."""
         for target in server.targets:
-            if target.rank in ranks or (target.rank is None and ranks):
-                self._dispatcher.reported(target.number, self._load_of(target))
-
-    @staticmethod
-    def _load_of(target: Target) -> LoadReport:
-        loads = target.server.loads
-        return together(loads) if target.rank is None else loads.get(target.rank, LoadReport())
+            load = together(server.loads) if target.rank is None else server.loads.get(target.rank, LoadReport())
+            self._dispatcher.reported(target.number, load)
 
     def gave_up(self, server: Server, why: str, silent_s: float = 0.0) -> None:
         """The server is silent: tell the requests that wait for it, and have got nothing for ``silent_s``."""
