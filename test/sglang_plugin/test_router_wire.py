@@ -22,7 +22,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.utils import compute_node_event_hash_values, get_storage_hash_str, hash_str_to_int64
 
 from banyan.router import app, prompt
-from banyan.router.blocks import block_ids, pack, salt_digests
+from banyan.router.blocks import BITS, block_ids, pack, salt_digests
 from banyan.router.description import Source, read_loads
 from banyan.router.events import AllBlocksCleared, BlockRemoved, BlockStored, EventFeed, read_batch
 from banyan.router.subscription import subscribe
@@ -52,6 +52,7 @@ def test_events_when_sglang_encodes_them_then_the_router_reads_them():
         medium=kv_events.StorageMedium.GPU,
     )  # fmt: skip
     events = [stored, kv_events.BlockRemoved([8], kv_events.StorageMedium.CPU), kv_events.AllBlocksCleared()]
+    assert {medium.value for medium in kv_events.StorageMedium} == {*BITS, "EXTERNAL"}
     payload = msgspec.msgpack.encode(kv_events.KVEventBatch(ts=2.5, events=events, attn_dp_rank=1))
     batch = read_batch(payload)
     assert batch.events == [BlockStored([-7, 8], "GPU"), BlockRemoved([8], "CPU_PINNED"), AllBlocksCleared()]

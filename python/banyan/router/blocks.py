@@ -22,8 +22,8 @@ SALT_TAG = b"sglang-cache-salt-v1\0"
 KEY_TAG = b"sglang-cache-namespace-v1\0\1"
 """And that of its page keys, before the salt and its length: of no ``extra_key``, and a salt."""
 
-NOT_ON_THE_RANK = "EXTERNAL"
-"""Medium of a pool that many servers share: no reason to prefer one of them."""
+POOL = "GPU"
+"""Medium of a rank's pool, and of events that name none."""
 
 ARENA = "CPU_PINNED"
 """Medium of the host arena: what a server lends to others."""
@@ -37,8 +37,9 @@ STEP_PAGES = 1 << 10
 MOST_IDS = 1 << 19
 """Blocks of one prompt that are compared: half a million tokens where each is a block."""
 
-MAX_MEDIA = 16
-"""SGLang has four."""
+BITS = {POOL: 1, ARENA: 2, STORE: 4}
+"""What says of a block that it is there. SGLang's fourth medium, a pool that many servers share, is no reason to prefer
+one of them."""
 
 ANY_MEDIUM = -1
 """The bits of all."""
@@ -95,7 +96,6 @@ class RankBlocks:
         self._most_stored = most_stored
         self._most_blocks = most_blocks
         self._media: dict[int, int] = {}
-        self._bits: dict[str, int] = {}
         self._nums: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -103,10 +103,6 @@ class RankBlocks:
 
     def __contains__(self, block_id: object) -> bool:
         return block_id in self._media
-
-    def bits_of(self, medium: str) -> int:
-        """What says of a block that it is there, for ``run``; none where nothing is."""
-        return self._bits.get(medium, 0)
 
     def run(self, ids: Sequence[int], start: int, bits: int) -> int:
         """The place of the first block from ``start`` on that is in none of these media."""
@@ -121,9 +117,9 @@ class RankBlocks:
         return self._nums.get(medium, 0)
 
     def stored(self, ids: Iterable[int], medium: str) -> None:
-        if medium == NOT_ON_THE_RANK or (medium not in self._bits and len(self._bits) >= MAX_MEDIA):
+        if medium not in BITS:
             return
-        bit = self._bits.setdefault(medium, 1 << len(self._bits))
+        bit = BITS[medium]
         num = self._nums.get(medium, 0)
         for block_id in ids:
             bits = self._media.get(block_id, 0)
@@ -138,7 +134,7 @@ class RankBlocks:
         self._nums[medium] = num
 
     def removed(self, ids: Iterable[int], medium: str) -> None:
-        bit = self._bits.get(medium, 0)
+        bit = BITS.get(medium, 0)
         for block_id in ids:
             bits = self._media.get(block_id, 0)
             if not bits & bit:
@@ -161,17 +157,17 @@ Holder = Sequence[tuple[RankBlocks, int]]
 def held_by(ranks: Sequence[RankBlocks], others: Sequence[RankBlocks] = ()) -> Holder:
     """What the ranks of one server need not compute: what any of them holds, and what ``others`` have written to the
     store that is theirs too."""
-    return [*((rank, ANY_MEDIUM) for rank in ranks), *((rank, rank.bits_of(STORE)) for rank in others)]
+    return [*((rank, ANY_MEDIUM) for rank in ranks), *((rank, BITS[STORE]) for rank in others)]
 
 
 def held_in_memory(ranks: Sequence[RankBlocks]) -> Holder:
     """What the ranks of one server hold above their store."""
-    return [(rank, ~rank.bits_of(STORE)) for rank in ranks]
+    return [(rank, ~BITS[STORE]) for rank in ranks]
 
 
 def held_in_arena(ranks: Sequence[RankBlocks]) -> Holder:
     """What all ranks of a server hold in its arena."""
-    return [(rank, rank.bits_of(ARENA)) for rank in ranks]
+    return [(rank, BITS[ARENA]) for rank in ranks]
 
 
 def leading_blocks(names: Sequence[Sequence[int]], holder: Holder) -> int:

@@ -18,10 +18,7 @@ import math
 import msgspec
 
 from banyan.decoding import decoded
-from banyan.router.blocks import RankBlocks
-
-DEVICE = "GPU"
-"""Medium of events that name none."""
+from banyan.router.blocks import POOL, RankBlocks
 
 
 class BlockStored(msgspec.Struct, tag=True, gc=False):
@@ -108,9 +105,9 @@ class EventFeed:
         for event in batch.events:
             match event:
                 case BlockStored():
-                    self.blocks.stored(event.block_hashes, event.medium or DEVICE)
+                    self.blocks.stored(event.block_hashes, event.medium or POOL)
                 case BlockRemoved():
-                    self.blocks.removed(event.block_hashes, event.medium or DEVICE)
+                    self.blocks.removed(event.block_hashes, event.medium or POOL)
                 case AllBlocksCleared():
                     self.blocks.clear()
                     self.is_whole = True

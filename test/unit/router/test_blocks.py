@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from banyan.router import blocks
 from banyan.router.blocks import (
     ARENA,
+    BITS,
     STEP_PAGES,
     STORE,
     RankBlocks,
@@ -31,7 +32,7 @@ TOKENS = array("I", range(1, 18))
 
 
 def is_in(blocks, block_id, medium):
-    return blocks.run([block_id], 0, blocks.bits_of(medium)) == 1
+    return blocks.run([block_id], 0, BITS[medium]) == 1
 
 
 @pytest.mark.parametrize("prior", [*salt_digests(None), *salt_digests("a")], ids=["none", "events", "keys"])

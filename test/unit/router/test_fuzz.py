@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from banyan.router import prompt
-from banyan.router.blocks import MAX_MEDIA, RankBlocks
+from banyan.router.blocks import BITS, STORE, RankBlocks
 from banyan.router.call import target_of
 from banyan.router.events import BlockRemoved, BlockStored, EventFeed, read_batch, read_number
 from banyan.router.load_feed import read_load
@@ -109,7 +109,7 @@ EVENTS = st.lists(
         st.integers(0, 60),
         st.sampled_from([BlockStored, BlockRemoved]),
         st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20),
-        st.text(max_size=5) | st.none(),
+        st.sampled_from([*BITS, None]) | st.text(max_size=5),
     )
 )
 
@@ -121,7 +121,7 @@ def test_feed_when_a_rank_tells_anything_then_it_keeps_no_more_than_it_may(event
         batch = read_batch(msgspec.msgpack.encode([float(ts), [kind(ids, medium)]]))
         feed.first_missing(seq, batch)
         feed.apply(seq, batch)
-    assert len(feed.blocks) <= 16 and len(feed.blocks._bits) <= MAX_MEDIA
+    assert len(feed.blocks) <= 16 and feed.blocks.num_in(STORE) <= 8 and feed.blocks._nums.keys() <= BITS.keys()
 
 
 LINE = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E)) | st.text(st.sampled_from("/.#?%;\\@:25fF"))
