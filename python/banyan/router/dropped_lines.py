@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from operator import is_
 from typing import Any
 
 import msgspec
@@ -81,16 +82,12 @@ class DroppedLines:
         parts = [self._part(part) for part in content]
         # A part that is empty now goes, too: some servers refuse it.
         whole = [new for old, new in zip(content, parts, strict=True) if new is old or new["text"]]
-        return None if all(map(_is, content, parts)) else whole or parts[:1]
+        return None if all(map(is_, content, parts)) else whole or parts[:1]
 
     def _part(self, part: Any) -> Any:
         text = part.get("text") if isinstance(part, dict) else None
         kept = self._kept(text) if isinstance(text, str) else None
         return part if kept is None else {**part, "text": kept}
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other
 
 
 def _raw(value: Any) -> msgspec.Raw:
