@@ -20,6 +20,11 @@ class Prefix:
     space: str = ""
     is_in_pool: bool = False
 
+    @property
+    def row(self) -> tuple[str, str, str | None, bool]:
+        """In the table. One prompt has several, for each ends when its own session or time is over."""
+        return self.tenant, self.keys[-1], self.session, self.is_pin
+
 
 def is_one_chain(keys: Sequence[str], others: Sequence[str]) -> bool:
     """Whether one begins the other: the key of a page stands for all before it."""
@@ -29,11 +34,10 @@ def is_one_chain(keys: Sequence[str], others: Sequence[str]) -> bool:
 
 def takes_in(new: Prefix, old: Prefix) -> bool:
     """Whether the one that is told now makes the other superfluous."""
-    if new.tenant != old.tenant or len(old.keys) > len(new.keys) or not is_one_chain(old.keys, new.keys):
+    if (new.tenant, new.session) != (old.tenant, old.session):
         return False
-    return len(old.keys) == len(new.keys) or (
-        (new.is_pin or not old.is_pin)
-        and (new.is_in_pool or not old.is_in_pool)
-        and new.expires_s >= old.expires_s
-        and new.session == old.session
+    if len(old.keys) > len(new.keys) or not is_one_chain(old.keys, new.keys):
+        return False
+    return new.row == old.row or (
+        (new.is_pin or not old.is_pin) and (new.is_in_pool or not old.is_in_pool) and new.expires_s >= old.expires_s
     )

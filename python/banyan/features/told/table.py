@@ -6,15 +6,15 @@ arena and its part of the store.
 
 Invariants
   1. Nothing is kept beyond its time: ``expire`` is called all the time.
-  2. A pin that was granted stays until its time is over or it is released. What is retained makes room for pins, and
-     for what is retained later, the oldest first.
+  2. A pin that was granted stays until its time or its session is over or it is released. What is retained makes room
+     for pins, and for what is retained later, the oldest first.
   3. A tenant keeps at most its share of the pages, and its share of ``MOST_PREFIXES`` prefixes that have
      ``MOST_KEYS`` keys; all tenants together ``MOST_TOLD_SHARE`` of the pages, and all of the others.
   4. In the pool a prefix is kept whole or not at all, as far as the share of the pool goes. What is retained makes
      room there as well: it stays kept in the other tiers.
 
-A prefix: kept -> (told again) kept -> let go: released, expired, its session closed, displaced, or part of a longer one
-of the same tenant that is kept at least as firmly, as near and as long.
+A prefix: kept -> (told again, for the same session) kept -> let go: released, expired, its session closed, displaced,
+or part of one of the same tenant and session that is kept at least as firmly, as near and as long.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ class Told:
         clock: Callable[[], float],
     ) -> None:
         self._all, self._pool = TenantPages(kept), TenantPages(kept_in_pool)
-        self._ends_in_pool = ends_in_pool
+        self._ends = TenantPages(ends_in_pool)
         self._pinned, self._pinned_in_pool = TenantPages(set()), TenantPages(set())
         self._sizes = sizes
         self._share = share
         self._changed = changed
         self._clock = clock
-        self._prefixes: dict[tuple[str, str], Prefix] = {}  # the oldest first
+        self._prefixes: dict[tuple[str, str, str | None, bool], Prefix] = {}  # by row, the oldest first
         self._num_prefixes: Counter[str] = Counter()
         self._num_keys: Counter[str] = Counter()
         self._next_s = math.inf
@@ -118,7 +118,8 @@ class Told:
         self._begin()
         told = tenant, keys[-1], True
         self._latest.pop(told, None)
-        if not self._may_have_place(tenant, keys):
+        pin = Prefix(tenant, keys, True, self._clock() + ttl_s, session, space)
+        if not self._may_have_place(pin):
             self.num_refused += 1
             raise Refused(self._too_many(tenant))
         # All that is only retained would make room for it.
@@ -126,19 +127,18 @@ class Told:
             self.num_refused += 1
             raise Refused(self._too_much(tenant, self._all.num_new(tenant, keys)))
         self._make_room(self._all, tenant, keys, self._drop)
-        self._make_place(tenant, keys)
-        pin = Prefix(tenant, keys, True, self._clock() + ttl_s, session, space)
+        self._make_place(pin)
         self._latest.put(told, (pin, self._add(pin)))
 
     def take_back(self, tenant: str, keys: Sequence[str], *, is_pin: bool) -> None:
         """Another rank has refused what was told lately: what it took in is kept as before, but for what has been
         pinned since. Where it was refused here too, or is kept no more, nothing is taken."""
         kept, taken_in = self._latest.pop((tenant, keys[-1], is_pin), (None, []))
-        if kept is None or self._prefixes.get((tenant, kept.keys[-1])) is not kept:
+        if kept is None or self._prefixes.get(kept.row) is not kept:
             return
         self._drop([kept])
         for one in taken_in:
-            if not self._is_pinned(tenant, one.keys):
+            if not any(takes_in(other, one) for other in self):
                 self._add(one)
         self.expire()
 
@@ -149,18 +149,18 @@ class Told:
         self._begin()
         told = tenant, keys[-1], False
         self._latest.pop(told, None)
-        if self._is_pinned(tenant, keys):
+        kept = Prefix(tenant, keys, False, self._clock() + ttl_s, session, space)
+        if self._is_pinned(kept):
             return len(keys)
-        if not self._may_have_place(tenant, keys):
+        if not self._may_have_place(kept):
             return 0
         self._make_room(self._all, tenant, keys, self._drop)
         num_new = self._all.num_new(tenant, keys)
-        keys = keys[: len(keys) - num_new + min(num_new, max(0, self._all.room(tenant)))]
+        kept.keys = keys = keys[: len(keys) - num_new + min(num_new, max(0, self._all.room(tenant)))]
         # What there is room for may be all that is pinned already.
-        if not keys or self._is_pinned(tenant, keys):
+        if not keys or self._is_pinned(kept):
             return len(keys)
-        self._make_place(tenant, keys)
-        kept = Prefix(tenant, keys, False, self._clock() + ttl_s, session, space)
+        self._make_place(kept)
         self._latest.put(told, (kept, self._add(kept)))
         return len(keys)
 
@@ -190,28 +190,29 @@ class Told:
         for pages in (self._pool, self._pinned_in_pool):
             pages.bound(int(MOST_TOLD_SHARE * pool_pages), int(self._share * pool_pages))
 
-    def _is_pinned(self, tenant: str, keys: Sequence[str]) -> bool:
-        known = self._prefixes.get((tenant, keys[-1]))
-        return known is not None and known.is_pin
+    def _is_pinned(self, new: Prefix) -> bool:
+        """Whether a pin for the same session keeps it for as long."""
+        known = self._prefixes.get((new.tenant, new.keys[-1], new.session, True))
+        return known is not None and known.expires_s >= new.expires_s
 
-    def _may_have_place(self, tenant: str, keys: Sequence[str]) -> bool:
-        """Whether there may be one prefix more, with these keys, once all that is retained has made place. One that is
+    def _may_have_place(self, new: Prefix) -> bool:
+        """Whether there may be one prefix more, with its keys, once all that is retained has made place. One that is
         there already takes its own."""
         retained = [one for one in self if not one.is_pin]
-        own = [one for one in retained if one.tenant == tenant]
-        return (tenant, keys[-1]) in self._prefixes or not (
-            self._has_used_its_share(tenant, len(keys), own) or self._is_full(len(keys), retained)
+        own = [one for one in retained if one.tenant == new.tenant]
+        return new.row in self._prefixes or not (
+            self._has_used_its_share(new.tenant, len(new.keys), own) or self._is_full(len(new.keys), retained)
         )
 
-    def _make_place(self, tenant: str, keys: Sequence[str]) -> None:
+    def _make_place(self, new: Prefix) -> None:
         """Let go of what is retained until there is a place, as there may be."""
-        if (tenant, keys[-1]) not in self._prefixes:
+        if new.row not in self._prefixes:
             self._let_go(
-                tenant,
-                keys,
+                new.tenant,
+                new.keys,
                 self._drop,
-                while_own=lambda: self._has_used_its_share(tenant, len(keys)),
-                while_any=lambda: self._is_full(len(keys)),
+                while_own=lambda: self._has_used_its_share(new.tenant, len(new.keys)),
+                while_any=lambda: self._is_full(len(new.keys)),
             )
 
     def _has_used_its_share(self, tenant: str, num_keys: int, without: Sequence[Prefix] = ()) -> bool:
@@ -242,8 +243,8 @@ class Told:
             pages.keep(new.tenant, new.keys)
         self._drop(superfluous)
         if new.is_in_pool:
-            self._ends_in_pool.add(new.keys[-1])
-        self._prefixes[new.tenant, new.keys[-1]] = new
+            self._ends.keep(new.tenant, new.keys[-1:])
+        self._prefixes[new.row] = new
         self._num_prefixes[new.tenant] += 1
         self._num_keys[new.tenant] += len(new.keys)
         self._next_s = min(self._next_s, new.expires_s)
@@ -266,7 +267,7 @@ class Told:
             if one.is_in_pool:
                 one.is_in_pool = False
                 self._pool.let_go(one.tenant, one.keys)
-                self._ends_in_pool.discard(one.keys[-1])
+                self._ends.let_go(one.tenant, one.keys[-1:])
 
     def _drop(self, prefixes: Iterable[Prefix]) -> int:
         """They are kept no longer; they may be chosen one after the other. How many they were."""
@@ -274,14 +275,15 @@ class Told:
         gone: list[str] = []
         for one in prefixes:
             num_dropped += 1
-            del self._prefixes[one.tenant, one.keys[-1]]
+            del self._prefixes[one.row]
             self._num_keys[one.tenant] -= len(one.keys)
             self._num_prefixes[one.tenant] -= 1
             if not self._num_prefixes[one.tenant]:
                 del self._num_prefixes[one.tenant], self._num_keys[one.tenant]
             for pages in self._where_kept(one):
                 pages.let_go(one.tenant, one.keys)
-            self._ends_in_pool.discard(one.keys[-1])
+            if one.is_in_pool:
+                self._ends.let_go(one.tenant, one.keys[-1:])
             gone += self._all.let_go(one.tenant, one.keys)
         if gone:
             self._changed([], gone)
@@ -321,7 +323,7 @@ class Told:
         retained = [one for one in self if not one.is_pin]
         retained.sort(key=lambda one: is_one_chain(one.keys, keys))
         own = [one for one in retained if one.tenant == tenant]
-        left = (one for one in retained if (one.tenant, one.keys[-1]) in self._prefixes)
+        left = (one for one in retained if one.row in self._prefixes)
         let_go(chain(takewhile(lambda _: while_own(), own), takewhile(lambda _: while_any(), left)))
 
     def _too_much(self, tenant: str, num_new: int) -> str:

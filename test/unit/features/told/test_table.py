@@ -201,6 +201,32 @@ def test_session_when_closed_then_what_was_kept_for_it_goes_and_nothing_else() -
     assert rig.kept == {*chain("c", 2), *chain("d", 2)}
 
 
+@pytest.mark.parametrize("first", [None, "another"], ids=["for no session", "for another one"])
+def test_pin_when_a_session_pins_the_same_prompt_then_it_stays_for_its_own_time(first: str | None) -> None:
+    rig = Rig()
+    rig.told.pin("t", chain("a", 10), 86_400.0, first)
+    rig.told.pin("t", chain("a", 10), 300.0, "s")
+    rig.told.close("s")
+    assert len(rig.kept) == len(rig.in_pool) == 10 and rig.ends == {"a 9"}
+    rig.told.pin("t", chain("a", 10), 300.0, "s")
+    rig.now_s = 301.0
+    rig.told.expire()
+    assert len(rig.kept) == 10 and [one.session for one in rig.told] == [first]
+
+
+@pytest.mark.parametrize("is_pin_first", [True, False], ids=["pinned, then retained", "retained, then pinned"])
+def test_retain_when_the_same_prompt_is_pinned_for_less_then_it_stays_for_its_own_time(is_pin_first: bool) -> None:
+    rig = Rig()
+    for is_pin in (is_pin_first, not is_pin_first):
+        if is_pin:
+            rig.told.pin("t", chain("a", 10), 5.0)
+        else:
+            assert rig.told.retain("t", chain("a", 10), 3600.0) == 10
+    rig.now_s = 6.0
+    rig.told.expire()
+    assert rig.kept == set(chain("a", 10)) and [one.is_pin for one in rig.told] == [False]
+
+
 def test_share_when_it_is_nothing_then_pins_are_refused_and_nothing_is_retained() -> None:
     rig = Rig(share=0.0)
     with pytest.raises(Refused, match="budget of 0 pages"):
