@@ -42,8 +42,9 @@ class Action(StrEnum):
 
 
 class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``session``: the name of the session at whose end the prefix is released, as a hash. ``takes_back``: what is
-    released was just told, as this action, and is no client's word. ``num_untold``: wishes that were passed over."""
+    """``session``: the name of the session at whose end the prefix is released, as a hash. ``name``: of what is told
+    here, among all that HTTP workers tell. ``takes_back``: the name of what was just told and is released now.
+    ``num_untold``: wishes that were passed over. The last three are no client's words."""
 
     action: Action
     input_ids: list[int] = []
@@ -51,7 +52,8 @@ class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache_salt: str | None = None
     extra_key: str | None = None
     session: str | None = None
-    takes_back: Action | None = None
+    name: str = ""
+    takes_back: str = ""
     num_untold: int = 0
 
     @classmethod

@@ -81,8 +81,8 @@ class Told:
         self._num_prefixes: Counter[str] = Counter()
         self._num_keys: Counter[str] = Counter()
         self._next_s = math.inf
-        self._latest: Latest[tuple[str, str, bool], tuple[Prefix, list[Prefix]]] = Latest(MOST_LATEST)
-        """By what was told, and whether as a pin: what is kept of it, and what that took in."""
+        self._latest: Latest[str, tuple[Prefix, list[Prefix]]] = Latest(MOST_LATEST)
+        """By the name of what was told: what is kept of it, and what that took in."""
         self.num_refused = 0
 
     def __iter__(self) -> Iterator[Prefix]:
@@ -108,16 +108,21 @@ class Told:
         return self._all.most_of_tenant
 
     def pin(
-        self, tenant: str, keys: Sequence[str], ttl_s: float, session: str | None = None, *, space: str = ""
+        self,
+        tenant: str,
+        keys: Sequence[str],
+        ttl_s: float,
+        session: str | None = None,
+        *,
+        space: str = "",
+        name: str = "",
     ) -> None:
-        """Keep a chain of pages for so long.
+        """Keep a chain of pages for so long. ``name``: by which it can be taken back.
 
         Raises:
             Refused: when it is more than the tenant may keep, or more than is left.
         """
         self._begin()
-        told = tenant, keys[-1], True
-        self._latest.pop(told, None)
         pin = Prefix(tenant, keys, True, self._clock() + ttl_s, session, space)
         if not self._may_have_place(pin):
             self.num_refused += 1
@@ -128,12 +133,12 @@ class Told:
             raise Refused(self._too_much(tenant, self._all.num_new(tenant, keys)))
         self._make_room(self._all, tenant, keys, self._drop)
         self._make_place(pin)
-        self._latest.put(told, (pin, self._add(pin)))
+        self._latest.put(name, (pin, self._add(pin)))
 
-    def take_back(self, tenant: str, keys: Sequence[str], *, is_pin: bool) -> None:
+    def take_back(self, name: str) -> None:
         """Another rank has refused what was told lately: what it took in is kept as before, but for what has been
         pinned since. Where it was refused here too, or is kept no more, nothing is taken."""
-        kept, taken_in = self._latest.pop((tenant, keys[-1], is_pin), (None, []))
+        kept, taken_in = self._latest.pop(name, (None, []))
         if kept is None or self._prefixes.get(kept.row) is not kept:
             return
         self._drop([kept])
@@ -143,12 +148,17 @@ class Told:
         self.expire()
 
     def retain(
-        self, tenant: str, keys: Sequence[str], ttl_s: float, session: str | None = None, *, space: str = ""
+        self,
+        tenant: str,
+        keys: Sequence[str],
+        ttl_s: float,
+        session: str | None = None,
+        *,
+        space: str = "",
+        name: str = "",
     ) -> int:
-        """Keep as much of the beginning of a chain as there is room for; how many pages."""
+        """Keep as much of the beginning of a chain as there is room for; how many pages. ``name``: as of a pin."""
         self._begin()
-        told = tenant, keys[-1], False
-        self._latest.pop(told, None)
         kept = Prefix(tenant, keys, False, self._clock() + ttl_s, session, space)
         if self._is_pinned(kept):
             return len(keys)
@@ -161,7 +171,7 @@ class Told:
         if not keys or self._is_pinned(kept):
             return len(keys)
         self._make_place(kept)
-        self._latest.put(told, (kept, self._add(kept)))
+        self._latest.put(name, (kept, self._add(kept)))
         return len(keys)
 
     def release(self, tenant: str, keys: Sequence[str]) -> int:

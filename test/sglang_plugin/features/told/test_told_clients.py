@@ -179,13 +179,15 @@ def test_pin_when_one_rank_alone_refuses_then_400_with_its_line_and_the_others_t
     manager.refuses = ["", "over the budget"]
     with pytest.raises(BadRequest, match=r"^kv_hints: pin: over the budget$"):
         ask(manager, ("pin", "1", {}))
-    assert [(body["action"], body["takes_back"]) for body in manager.told] == [("pin", None), ("release", "pin")]
+    told, taken_back = manager.told
+    assert (told["action"], taken_back["action"]) == ("pin", "release") and taken_back["takes_back"] == told["name"]
 
 
 def test_retain_when_one_rank_alone_refuses_then_the_others_take_it_back_and_the_request_goes_on(manager):
     manager.refuses = ["", "this rank has stopped to share"]
     ask(manager, ("retain", "1", {}))
-    assert [(body["action"], body["takes_back"]) for body in manager.told] == [("retain", None), ("release", "retain")]
+    told, taken_back = manager.told
+    assert (told["action"], taken_back["action"]) == ("retain", "release") and taken_back["takes_back"] == told["name"]
 
 
 @pytest.mark.parametrize("action", ["retain", "prefetch", "demote", "release"])
@@ -499,6 +501,7 @@ def test_wishes_when_there_are_too_many_under_way_then_what_comes_on_top_is_coun
     finally:
         hints._ttl_s.set(None)
     assert [body["num_untold"] for body in manager.told] == [2, 0]
+    assert len({body["name"] for body in manager.told} - {""}) == 2
 
 
 def test_wish_when_it_cannot_be_a_command_then_it_is_counted(manager, monkeypatch):

@@ -212,8 +212,8 @@ def test_wish_when_others_were_passed_over_before_it_then_they_are_counted(rig):
 
 def test_retain_when_another_rank_has_refused_it_then_it_is_kept_no_longer_and_what_was_pinned_is(rig):
     rig.tell("pin", IDS[: PAGE + 1])
-    rig.tell("retain")
-    rig.tell("release", takes_back="retain")
+    rig.tell("retain", name="1")
+    rig.tell("release", takes_back="1")
     assert rig.listed() == [("pin", PAGE)]
 
 

@@ -341,10 +341,10 @@ def test_pin_when_a_longer_one_does_not_fit_the_pool_then_the_pool_keeps_what_it
 def test_pin_when_another_rank_refuses_it_then_what_was_pinned_before_is_pinned_as_it_was() -> None:
     rig = Rig()
     rig.told.pin("t", chain("a", 3), 10.0)
-    rig.told.pin("t", chain("a", 6), 20.0)
-    rig.told.take_back("t", chain("a", 6), is_pin=True)
+    rig.told.pin("t", chain("a", 6), 20.0, name="1")
+    rig.told.take_back("1")
     assert rig.kept == rig.in_pool == {*chain("a", 3)} and len(rig.told) == 1
-    rig.told.take_back("t", chain("a", 6), is_pin=True)
+    rig.told.take_back("1")
     assert rig.kept == {*chain("a", 3)}, "it was granted"
     rig.now_s = 10.0
     rig.told.expire()
@@ -354,26 +354,34 @@ def test_pin_when_another_rank_refuses_it_then_what_was_pinned_before_is_pinned_
 def test_pin_when_taken_back_where_it_was_refused_then_nothing_goes() -> None:
     rig = Rig()
     rig.told.pin("t", chain("a", 3), 10.0)
-    rig.told.take_back("t", chain("a", 20), is_pin=True)
+    rig.told.take_back("told elsewhere")
     rig.told.pin("u", chain("b", 2), 10.0)
     rig.now_s = 1.0
     with pytest.raises(Refused):
-        rig.told.pin("u", chain("b", 90), 10.0)
-    rig.told.take_back("u", chain("b", 90), is_pin=True)
+        rig.told.pin("u", chain("b", 90), 10.0, name="1")
+    rig.told.take_back("1")
     assert rig.kept == {*chain("a", 3), *chain("b", 2)}
 
 
 def test_pin_when_another_worker_has_told_more_before_it_is_taken_back_then_it_goes_and_no_other() -> None:
     rig = Rig()
-    rig.told.pin("t", chain("a", 4), 10.0)
-    rig.told.pin("t", chain("b", 2), 10.0)
-    rig.told.take_back("t", chain("a", 4), is_pin=True)
+    rig.told.pin("t", chain("a", 4), 10.0, name="1")
+    rig.told.pin("t", chain("b", 2), 10.0, name="2")
+    rig.told.take_back("1")
     assert rig.kept == {*chain("b", 2)}
     for number in range(table.MOST_LATEST + 1):
-        rig.told.pin("t", chain(f"c {number}", 1), 10.0)
+        rig.told.pin("t", chain(f"c {number}", 1), 10.0, name=f"c {number}")
         rig.told.release("t", chain(f"c {number}", 1))
-    rig.told.take_back("t", chain("b", 2), is_pin=True)
+    rig.told.take_back("2")
     assert rig.kept == {*chain("b", 2)}
+
+
+def test_pin_when_another_worker_has_pinned_the_same_before_it_is_taken_back_then_that_stays() -> None:
+    rig = Rig()
+    rig.told.pin("t", chain("a", 4), 10.0, name="1")
+    rig.told.pin("t", chain("a", 4), 20.0, name="2")
+    rig.told.take_back("1")
+    assert [one.expires_s for one in rig.told] == [20.0]
 
 
 @pytest.mark.parametrize("is_pin", [True, False], ids=["pinned", "retained"])
@@ -385,9 +393,9 @@ def test_pin_when_another_worker_has_pinned_what_it_took_in_before_it_is_taken_b
         rig.told.pin("t", chain("a", 3), 10.0)
     else:
         rig.told.retain("t", chain("a", 3), 10.0)
-    rig.told.pin("t", chain("a", 6), 30.0)
+    rig.told.pin("t", chain("a", 6), 30.0, name="1")
     rig.told.pin("t", chain("a", 3), 20.0)
-    rig.told.take_back("t", chain("a", 6), is_pin=True)
+    rig.told.take_back("1")
     assert [(one.is_pin, one.expires_s) for one in rig.told] == [(True, 20.0)]
 
 
@@ -426,16 +434,16 @@ def test_pin_when_much_that_is_retained_makes_room_then_all_of_it_is_told_at_onc
 
 def test_retain_when_another_rank_refuses_it_then_what_was_retained_before_is_as_it_was_and_no_pin_goes() -> None:
     rig = Rig(num_pages=1000)
-    assert rig.told.retain("t", chain("long", 130), 10.0) == 100
-    rig.told.take_back("t", chain("long", 130), is_pin=False)
+    assert rig.told.retain("t", chain("long", 130), 10.0, name="1") == 100
+    rig.told.take_back("1")
     assert not rig.kept
     rig.told.retain("t", chain("a", 3), 10.0)
-    rig.told.retain("t", chain("a", 6), 20.0)
-    rig.told.take_back("t", chain("a", 6), is_pin=False)
+    rig.told.retain("t", chain("a", 6), 20.0, name="2")
+    rig.told.take_back("2")
     assert rig.kept == {*chain("a", 3)}
     rig.told.pin("t", chain("a", 3), 10.0)
-    rig.told.retain("t", chain("a", 3), 10.0)
-    rig.told.take_back("t", chain("a", 3), is_pin=False)
+    rig.told.retain("t", chain("a", 3), 10.0, name="3")
+    rig.told.take_back("3")
     assert rig.kept == {*chain("a", 3)} and [one.is_pin for one in rig.told] == [True]
 
 
@@ -443,7 +451,7 @@ def test_retain_when_another_rank_refuses_it_then_what_was_retained_before_is_as
 def test_table_when_told_at_random_then_budgets_hold_and_all_that_is_kept_is_somebodys(seed: int) -> None:
     rng = random.Random(seed)
     rig = Rig(num_pages=200, pool_pages=80, share=0.2)
-    for _ in range(400):
+    for number in range(400):
         tenant = rng.choice("tuvwxyz")
         stem = chain(f"{tenant} stem {rng.randrange(2)}", rng.randrange(4))
         pages = chain(f"{tenant} {rng.randrange(3)}", len(stem) + rng.randrange(1, 12), stem)
@@ -451,20 +459,20 @@ def test_table_when_told_at_random_then_budgets_hold_and_all_that_is_kept_is_som
         act, session = rng.randrange(7), rng.choice([None, "s"])
         try:
             if act < 2:
-                rig.told.pin(tenant, keys, rng.uniform(1, 20), session)
+                rig.told.pin(tenant, keys, rng.uniform(1, 20), session, name=str(number))
                 if rng.random() < 0.3:
-                    rig.told.take_back(tenant, keys, is_pin=True)
+                    rig.told.take_back(str(number))
             elif act < 4:
                 rig.told.expire()
                 pinned = {key for one in rig.told if one.is_pin for key in one.keys}
-                rig.told.retain(tenant, keys, rng.uniform(1, 20), session)
+                rig.told.retain(tenant, keys, rng.uniform(1, 20), session, name=str(number))
                 if rng.random() < 0.3:
-                    rig.told.take_back(tenant, keys, is_pin=False)
+                    rig.told.take_back(str(number))
                 assert pinned <= rig.kept
             elif act == 4:
                 rig.told.release(tenant, keys)
             elif act == 5:
-                rig.told.take_back(tenant, keys, is_pin=rng.random() < 0.5)
+                rig.told.take_back(str(number - rng.randrange(1, 20)))
             elif rng.random() < 0.1:
                 rig.told.close("s")
         except Refused:

@@ -16,6 +16,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import Counter
 from typing import Any
 from weakref import WeakValueDictionary
@@ -139,7 +140,8 @@ def _is_over(told: asyncio.Future[dict[str, Any]], turn: asyncio.Lock) -> None:
 
 async def _tell(manager: Any, command: Command) -> dict[str, Any]:
     global _num_untold
-    command, _num_untold = msgspec.structs.replace(command, num_untold=_num_untold), 0
+    command = msgspec.structs.replace(command, name=secrets.token_hex(8), num_untold=_num_untold)
+    _num_untold = 0
     answers = await _ask(manager, command)
     refusals = [answer.error for answer in answers if not answer.success]
     if not refusals:
@@ -147,7 +149,7 @@ async def _tell(manager: Any, command: Command) -> dict[str, Any]:
         said: list[dict[str, Any]] = [answer.response[0] for answer in answers]
         return max(said, key=lambda one: one.get("num_pages_found", 0))
     if len(refusals) < len(answers) and command.action in (Action.PIN, Action.RETAIN):
-        released = msgspec.structs.replace(command, action=Action.RELEASE, takes_back=command.action, num_untold=0)
+        released = msgspec.structs.replace(command, action=Action.RELEASE, takes_back=command.name, num_untold=0)
         await _ask(manager, released)
     raise Refused(refusals[0])
 

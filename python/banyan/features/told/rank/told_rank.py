@@ -100,12 +100,14 @@ class ToldRank(Attachment):
         tenant, space = self._tenant(command), _space(command)
         match command.action:
             case Action.PIN:
-                self._told.pin(tenant, keys, command.ttl_s, command.session, space=space)
+                self._told.pin(tenant, keys, command.ttl_s, command.session, space=space, name=command.name)
             case Action.RETAIN:
-                num_pages = self._told.retain(tenant, keys, command.ttl_s, command.session, space=space)
+                num_pages = self._told.retain(
+                    tenant, keys, command.ttl_s, command.session, space=space, name=command.name
+                )
                 return {"num_pages": num_pages, "num_pages_asked": len(keys)}
             case Action.RELEASE if command.takes_back:
-                self._told.take_back(tenant, keys, is_pin=command.takes_back is Action.PIN)
+                self._told.take_back(command.takes_back)
             case Action.RELEASE:
                 return {"num_pages": len(keys), "num_prefixes": self._told.release(tenant, keys)}
             case Action.PREFETCH:
