@@ -184,7 +184,7 @@ def test_pin_when_one_rank_alone_refuses_then_400_with_its_line_and_the_others_t
 
 
 def test_retain_when_one_rank_alone_refuses_then_the_others_take_it_back_and_the_request_goes_on(manager):
-    manager.refuses = ["", "this rank has stopped to share"]
+    manager.refuses = ["", "this rank has failed at it"]
     ask(manager, ("retain", "1", {}))
     told, taken_back = manager.told
     assert (told["action"], taken_back["action"]) == ("retain", "release") and taken_back["takes_back"] == told["name"]
@@ -333,6 +333,30 @@ def test_prefetch_when_a_rank_has_not_heard_of_all_pages_then_the_answer_is_of_o
 
     told = BehindWithNews().tell(Command.of({"action": "prefetch", "input_ids": [1]}))
     assert asyncio.run(told) == {"num_pages": 3, "num_pages_found": 3}
+
+
+class SomeStopped(Sglang):
+    """Its ranks answer ``said``, each what is there."""
+
+    def __init__(self, *said):
+        super().__init__()
+        self.said = said
+
+    async def dumper_control(self, asked):
+        self.told.append(asked.body)
+        return [DumperControlReqOutput(success=True, response=[one]) for one in self.said]
+
+
+@pytest.mark.parametrize("action", ["pin", "retain", "release", "prefetch", "demote"])
+def test_command_when_one_rank_has_stopped_to_share_then_the_others_answer_and_nothing_is_taken_back(action):
+    sglang = SomeStopped({}, {"num_pages": 3}, {})
+    assert asyncio.run(sglang.tell(Command.of({"action": action, "input_ids": [1]}))) == {"num_pages": 3}
+    assert len(sglang.told) == 1
+
+
+def test_command_when_no_rank_shares_any_more_then_refused():
+    with pytest.raises(Refused, match="no rank of this server shares"):
+        asyncio.run(SomeStopped({}, {}).tell(Command.of({"action": "pin", "input_ids": [1]})))
 
 
 def test_command_when_its_client_leaves_then_its_answer_does_not_go_to_the_next_one():

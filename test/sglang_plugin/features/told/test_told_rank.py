@@ -199,9 +199,11 @@ def test_command_when_it_is_sglangs_then_sglang_answers(rig):
     assert rig.said == ["SGLang's"]
 
 
-def test_rank_when_it_has_stopped_to_share_then_it_refuses(rig):
+def test_rank_when_it_has_stopped_to_share_then_it_says_nothing_and_does_not_refuse(rig, monkeypatch):
     rig.rank.stop()
-    assert "stopped" in rig.refusal({"action": "pin", "input_ids": IDS})
+    assert rig.tell("pin") == rig.tell("list", None) == {}
+    monkeypatch.setattr(runtime, "is_sharing", lambda: False)
+    assert rig.tell("pin") == {}
 
 
 def test_wish_when_others_were_passed_over_before_it_then_they_are_counted(rig):

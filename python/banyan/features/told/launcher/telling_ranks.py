@@ -144,14 +144,15 @@ async def _tell(manager: Any, command: Command) -> dict[str, Any]:
     _num_untold = 0
     answers = await _ask(manager, command)
     refusals = [answer.error for answer in answers if not answer.success]
-    if not refusals:
+    # A rank that has stopped to share says nothing, and the others serve on without it.
+    said: list[dict[str, Any]] = [answer.response[0] for answer in answers if answer.success and answer.response[0]]
+    if not refusals and said:
         # What a rank has stored, others hear of a moment later: who knows least says nothing of what is there.
-        said: list[dict[str, Any]] = [answer.response[0] for answer in answers]
         return max(said, key=lambda one: one.get("num_pages_found", 0))
-    if len(refusals) < len(answers) and command.action in (Action.PIN, Action.RETAIN):
+    if said and command.action in (Action.PIN, Action.RETAIN):
         released = msgspec.structs.replace(command, action=Action.RELEASE, takes_back=command.name, num_untold=0)
         await _ask(manager, released)
-    raise Refused(refusals[0])
+    raise Refused(refusals[0] if refusals else "no rank of this server shares any more: its log says why")
 
 
 async def _ask(manager: Any, command: Command) -> list[Any]:

@@ -70,14 +70,14 @@ class ToldRank(Attachment):
     # ---- what it is told ---------------------------------------------------------------------------------------
 
     def obey(self, command: Command, cache: Any) -> dict[str, Any]:
-        """Do as told; ``cache`` is SGLang's. What becomes of it.
+        """Do as told; ``cache`` is SGLang's. What becomes of it; nothing where this rank has stopped to share.
 
         Raises:
             Refused: with the line for whoever has told it.
         """
         self._num_untold += command.num_untold
         if self._is_stopped:
-            raise Refused("this rank has stopped to share")
+            return {}
         if command.action is Action.LIST:
             return {"prefixes": self._listed(command)}
         self._pool_keeps = getattr(cache, "banyan_victims", None) is not None
