@@ -23,7 +23,14 @@ def _blocks(fields: Mapping[str, Any]) -> Iterator[Any]:
     yield from _list(fields.get("system"))
     yield from _list(fields.get("tools"))
     for message in _list(fields.get("messages")):
-        yield from _list(message.get("content") if isinstance(message, Mapping) else None)
+        for block in _content(message):
+            yield block
+            # What a tool has found.
+            yield from _content(block)
+
+
+def _content(one: Any) -> list[Any]:
+    return _list(one.get("content") if isinstance(one, Mapping) else None)
 
 
 def _list(value: Any) -> list[Any]:

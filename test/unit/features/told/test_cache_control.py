@@ -14,6 +14,8 @@ FIVE, HOUR = {"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}
         ({"system": [{"type": "text", "text": "x", "cache_control": FIVE}]}, 300.0),
         ({"tools": [{"name": "t", "cache_control": HOUR}]}, 3600.0),
         ({"messages": [{"content": [{"cache_control": FIVE}, {"cache_control": HOUR}]}]}, 3600.0),
+        ({"messages": [{"content": [{"type": "tool_result", "content": [{"cache_control": HOUR}]}]}]}, 3600.0),
+        ({"messages": [{"content": [{"type": "tool_result", "content": "text"}, {"content": [None]}]}]}, None),
         ({"cache_control": {"type": "ephemeral", "ttl": "5m"}}, 300.0),
         ({"cache_control": {"type": "ephemeral", "ttl": "1y"}}, None),
         ({"cache_control": {"type": "ephemeral", "ttl": ["1h"]}}, None),
