@@ -11,6 +11,7 @@ from test.sglang_plugin.rank.hooked import hooked
 from test.sglang_plugin.rank.test_linker import PAGE, make_rank, polled_until, transfer
 
 from banyan import _native
+from banyan.arena.partner import Partner
 from banyan.config import Config
 from banyan.features.told.command import METHOD, Command
 from banyan.features.told.rank import told_rank
@@ -254,3 +255,16 @@ def test_pages_when_pinned_then_the_arena_keeps_them_whoever_comes_and_demoted_o
 def test_prefetch_when_there_is_no_arena_then_a_line_says_so_and_else_what_was_found(monkeypatch):
     assert "--banyan-host-gb" in Rig(monkeypatch, 0.0).refusal({"action": "prefetch", "input_ids": IDS})
     assert Rig(monkeypatch, 0.001).tell("prefetch")["num_pages_found"] == 0
+
+
+def test_prefetch_when_another_server_of_the_pair_reads_then_its_pages_pass_for_nobodys(with_arena):
+    class Reader(Partner):
+        came_for = ()
+        reads_ahead = False
+
+        def came(self, keys, look_again):
+            self.came_for = keys
+
+    with_arena.rank.kinds.full.tier.partner = reader = Reader()
+    assert with_arena.tell("prefetch")["num_pages_found"] == 0
+    assert reader.came_for == ()

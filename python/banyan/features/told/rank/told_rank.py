@@ -122,7 +122,9 @@ class ToldRank(Attachment):
         if not self._rank.kinds.have_tiers:
             raise Refused("there is no arena to bring pages to: start the server with --banyan-host-gb")
         slots = sorted(full.member_slots.with_peers)
-        if slots[int(keys[0][:8], 16) % len(slots)] == full.member_slots.own:
+        # Where another server of a pair reads, nothing would come, and these pages would pass for that one's to write.
+        reads = full.tier is None or full.tier.partner.reads_ahead
+        if reads and slots[int(keys[0][:8], 16) % len(slots)] == full.member_slots.own:
             self._rank.kinds.arrive(next(self._names), keys, all_that_is_found)
         return 0 if full.tier is None else full.tier.num_there(keys)
 
