@@ -197,7 +197,7 @@ def _explain(args: argparse.Namespace) -> int:
     except (EngineError, OSError) as error:
         print(f"banyan explain: {error}", file=sys.stderr)
         return 1
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         print(f"banyan explain: the server is of another release, and tells it otherwise: {error!r}", file=sys.stderr)
         return 1
     return 0

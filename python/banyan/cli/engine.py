@@ -40,8 +40,7 @@ class Engine:
 
     def server_info(self) -> dict[str, Any]:
         """What the server tells about itself and its ranks."""
-        info: dict[str, Any] = self._call("/server_info")
-        return info
+        return self._call("/server_info")
 
     def ranks(self) -> dict[int, dict[str, Any]]:
         """Banyan's state of each data-parallel rank.
@@ -61,8 +60,7 @@ class Engine:
         Raises:
             EngineError: when it refuses.
         """
-        said: dict[str, Any] = self._call(CACHE_PATH, command)
-        return said
+        return self._call(CACHE_PATH, command)
 
     def tokens(self, question: Mapping[str, Any]) -> list[int]:
         """Those that the server makes of a prompt, a chat, or a request that a router may ask about."""
@@ -73,12 +71,15 @@ class Engine:
         """The name under which it serves its model."""
         return str(self._call("/model_info").get("served_model_name"))
 
-    def _call(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    def _call(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         with self._answer(path, body, {}) as response:
             said = response.read(MOST_ANSWER_BYTES + 1)
             if len(said) > MOST_ANSWER_BYTES:
                 raise ValueError(f"more than {MOST_ANSWER_BYTES} bytes came")
-            return json_of(said)
+            answer = json_of(said)
+            if not isinstance(answer, dict):
+                raise ValueError("what answers is no object")
+            return answer
 
     @contextlib.contextmanager
     def _answer(self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> Iterator[Any]:

@@ -42,6 +42,8 @@ def test_call_when_the_address_is_none_then_it_is_said(url):
         ((500, "out\x1b[2J\nof memory"), r"HTTP 500: out \[2J of memory"),
         ((200, "<"), "is the"),
         ((200, '{"up_s": Infinity}'), "is the"),
+        ((200, "[]"), "no object: is the"),
+        ((200, "null"), "no object: is the"),
     ],
 )
 def test_call_when_the_answer_is_none_then_it_is_said(served, answer, said):

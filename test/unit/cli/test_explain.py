@@ -127,6 +127,13 @@ def test_explain_when_a_rank_tells_commands_of_a_terminal_then_they_are_text(mon
     assert "\x1b" not in capsys.readouterr().out
 
 
+def test_explain_when_a_rank_of_another_release_tells_it_otherwise_then_one_line_and_exit_1(monkeypatch, capsys):
+    monkeypatch.setattr(FakeEngine, "ranks", lambda self: {0: {"plans": [{**made_plans()[0], "computed": [1]}]}})
+    assert cli.main(["explain", "all"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and "another release" in err and err.count("\n") == 1
+
+
 def test_explain_when_nothing_was_dropped_then_it_says_so(monkeypatch, capsys):
     monkeypatch.setattr(FakeEngine, "ranks", lambda self: {0: {"dropped": []}})
     assert cli.main(["explain", "dropped"]) == 0
