@@ -237,6 +237,9 @@ def _top(args: argparse.Namespace) -> int:
 def _web(args: argparse.Namespace) -> int:
     from banyan.cli import web
 
+    if not 0 < args.port < 1 << 16:
+        print(f"banyan web: --port {args.port}: name one from 1 to 65535", file=sys.stderr)
+        return 2
     try:
         return web.serve(args.url, port=args.port, api_key=_api_key(args))
     except OSError as error:

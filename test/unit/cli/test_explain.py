@@ -149,6 +149,14 @@ def test_command_when_the_keys_file_is_missing_or_no_text_then_one_line_says_so(
     assert "No such file" in first and "can't decode" in second and "--api-key-file" in second
 
 
+@pytest.mark.parametrize("port", ["70000", "0", "-1"])
+def test_web_when_its_port_is_none_then_one_line_and_no_address(port, monkeypatch, capsys):
+    monkeypatch.setattr("uvicorn.Server.run", lambda self: pytest.fail("it serves"))
+    assert cli.main(["web", "--port", port]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "from 1 to 65535" in err and err.count("\n") == 1
+
+
 def test_explain_when_the_server_does_not_answer_then_it_does_not_wait_for_minutes(monkeypatch, capsys):
     monkeypatch.undo()
     monkeypatch.setattr(explain, "TIMEOUT_S", 0.1)
