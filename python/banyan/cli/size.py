@@ -25,6 +25,8 @@ OTHER_CACHES = ("sliding_window_pattern", "mamba_d_state", "linear_num_key_heads
 """Fields of configurations whose models keep something else than the KV of full attention."""
 HOUR_S, DAY_S, YEAR_DAYS = 3600, 86_400, 365.25
 TB = 10**12
+LEAST, MOST = 1e-6, 1e15
+"""Of what is asked for. With these no figure leaves the range of numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,8 +210,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         for name in ("dram", "ssd", "rate", "endurance", "page_size"):
             value = getattr(args, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"--{name.replace('_', '-')} {value}: above 0")
+            if value is not None and not LEAST <= value <= MOST:
+                raise ValueError(f"--{name.replace('_', '-')} {value}: from {LEAST:g} to {MOST:g}")
         config = _config_of(args.model)
         draft = None if args.draft is None else _config_of(args.draft)
         block = block_of(config, value_bytes=VALUE_BYTES[args.kv], page_tokens=args.page_size, draft=draft)

@@ -71,6 +71,16 @@ def test_size_when_all_is_told_then_hours_writes_and_years(tmp_path, capsys):
     assert "DRAM: 1048576 tokens, 0.3 hours" in said and "years" in said
 
 
+@pytest.mark.parametrize("word", ["--dram=1e300", "--ssd=1e300", "--rate=1e-320", "--endurance=inf", "--page-size=-1"])
+def test_size_when_a_value_is_out_of_range_then_exit_2_and_which_may_be(word, tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert cli.main(["size", str(tmp_path), "--dram=128", "--rate=1", "--json", word]) == 2
+    assert "from 1e-06 to 1e+15" in capsys.readouterr().err
+    extremes = ["--dram=1e15", "--ssd=1e15", "--rate=1e-6", "--endurance=1e15", "--json"]
+    assert cli.main(["size", str(tmp_path), *extremes]) == 0
+    assert "Infinity" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("words", [["missing"], [".", "--dram", "0"], [".", "--rate", "nan"]])
 def test_size_when_it_cannot_be_told_then_exit_2_and_why(words, capsys):
     assert cli.main(["size", *words]) == 2
