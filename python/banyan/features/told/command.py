@@ -67,12 +67,16 @@ class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             command = msgspec.convert(body, cls)
         except msgspec.ValidationError as error:
             raise ValueError(str(error)) from error
-        command._check()
+        command.check()
         # As SGLang takes those of a request: an empty one is none.
         salt, extra_key = command.cache_salt or None, command.extra_key or None
         return msgspec.structs.replace(command, cache_salt=salt, extra_key=extra_key)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """
+        Raises:
+            ValueError: naming the field that says what nobody may say.
+        """
         if not (math.isfinite(self.ttl_s) and 0 < self.ttl_s <= MAX_TTL_S):
             raise ValueError(f"ttl_s: seconds above 0, {MAX_TTL_S:g} at most")
         if self.action is not Action.LIST and not self.input_ids:

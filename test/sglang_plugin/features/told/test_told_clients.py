@@ -21,7 +21,7 @@ from test.sglang_plugin.rank.hooked import hooked
 
 from banyan import faults
 from banyan.config import Config
-from banyan.features.told.command import Command
+from banyan.features.told.command import MAX_TEXT, Command
 from banyan.features.told.launcher import hints, route, telling_ranks
 from banyan.features.told.launcher.telling_ranks import Busy, Unanswered
 from banyan.features.told.table import Refused
@@ -200,6 +200,17 @@ def test_action_when_it_is_no_pin_and_ranks_refuse_it_then_it_is_passed_over_and
     assert [(body["action"], body["num_untold"]) for body in manager.told] == [(action, 0), (action, 1), ("pin", 1)]
     with pytest.raises(BadRequest, match=f"kv_hints: {action}: ttl_s"):
         ask(manager, (action, "1", {"ttl_s": 0}))
+
+
+@pytest.mark.parametrize("field", ["cache_salt", "extra_key"])
+def test_action_when_the_requests_salt_or_key_is_too_long_for_a_command_then_it_is_served_without_but_for_a_pin(
+    manager, monkeypatch, field
+):
+    monkeypatch.setattr(telling_ranks, "_num_untold", 0)
+    ask(manager, ("retain", "1", {}), ("prefetch", "1", {"input_ids": [7]}), **{field: "s" * (MAX_TEXT + 1)})
+    assert manager.told == [] and telling_ranks._num_untold == 2
+    with pytest.raises(BadRequest, match=r"^kv_hints: pin: .*1024"):
+        ask(manager, ("pin", "1", {}), **{field: "s" * (MAX_TEXT + 1)})
 
 
 def ranks_behind(manager, wait):
@@ -626,3 +637,7 @@ def test_path_when_the_server_has_tenants_then_only_by_their_router_and_in_front
     headers = {TENANT_HEADER: said_with.word(salt)}
     assert post(asked, headers).status_code == post({"action": "list"}, headers).status_code == 200
     assert [body["cache_salt"] for body in manager.told] == [salt + "mine", salt]
+    too_long = {**asked, "cache_salt": "m" * (MAX_TEXT - len(salt) + 1)}
+    answer = post(too_long, headers)
+    assert answer.status_code == 400 and "cache_salt" in answer.json()["error"]["message"]
+    assert len(manager.told) == 2

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from banyan.features.told.cache_control import ttl_s_of
-from banyan.features.told.command import ACTION_VERSION, Action, Command
+from banyan.features.told.command import ACTION_VERSION, MAX_TEXT, Action, Command
 from banyan.features.told.launcher import telling_ranks
 from banyan.features.told.launcher.telling_ranks import Unanswered, check, deadline_s, pass_over, tell, tenant_of, wish
 from banyan.features.told.table import Refused
@@ -154,6 +154,9 @@ def _command(action: str, payload: dict[str, Any], tokenized: Any, manager: Any)
         raise ValueError(
             "a prompt for a LoRA adapter, of session_params, or with images and the like is not known by its tokens"
         )
+    if max(len(tokenized.cache_salt or ""), len(tokenized.extra_key or "")) > MAX_TEXT:
+        # Requests may have longer ones, and are served.
+        raise Refused(f"cache_salt, extra_key: the cache is told of those with {MAX_TEXT} characters at most")
     command = Command.of(
         {
             **payload,

@@ -43,6 +43,7 @@ async def serve(request: Request) -> JSONResponse:
             raise Refused("this server shares nothing: start it with --enable-banyan")
         command = _command(await request.json(), manager)
         command = msgspec.structs.replace(command, cache_salt=tenant_salts.salt_for(request, command.cache_salt))
+        command.check()
         return JSONResponse({"action": command.action, **await tell(manager, command, deadline_s(TIMEOUT_S))})
     except Busy as busy:
         return _refusal(str(busy), HTTPStatus.SERVICE_UNAVAILABLE)
