@@ -550,6 +550,17 @@ def skips_draft_extend() -> bool:
     return _is_true("SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND")
 
 
+def captures_states() -> bool:
+    """Whether SGLang was told to run layers of Kimi's kind in captured pieces of a prefill. Unset is for Banyan."""
+    name = "SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND"
+    return name in os.environ and not _is_true(name)
+
+
+def sends_cached_prefixes_early() -> bool:
+    """Whether SGLang was told to hand a cached prefix over ahead of the forward. Unset is for Banyan."""
+    return _is_true("SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX")
+
+
 def uses_rust_server() -> bool:
     """Whether SGLang's Rust server was chosen; it dispatches without the Python controller."""
     return _is_true("SGLANG_RUST_SERVER")

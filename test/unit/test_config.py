@@ -142,6 +142,15 @@ def test_sizes_pool_after_capture_when_sglang_is_told_so_then_true(monkeypatch, 
     assert config.sizes_pool_after_capture() is expected
 
 
+@pytest.mark.parametrize(("value", "captures", "sends"), [(None, False, False), ("0", True, False), ("1", False, True)])
+def test_settings_when_the_user_has_set_them_against_banyans_then_they_are_told(monkeypatch, value, captures, sends):
+    for name in ("SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND", "SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert (config.captures_states(), config.sends_cached_prefixes_early()) == (captures, sends)
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [("expandable_segments:True", True), ("max_split_size_mb:64, expandable_segments: true", True), ("", False)],

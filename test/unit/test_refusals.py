@@ -156,7 +156,7 @@ def test_facts_when_a_field_is_added_then_it_has_a_refusal_here():
     covered = {*BAD, *BAD_PAIR, *BAD_DECODE, "expandable_segments", "sizes_pool_after_capture", "has_arena"}
     covered |= {"enable_memory_saver", "load_format", "speculative_draft_load_format", "knows_weights"}
     covered |= {"weight_cache_mode", "modelopt_checkpoint_restore_path", "kt_weight_path"}
-    covered |= {"hicache_size", "disaggregation_mode", "load_balance_method", "policy", "num_ranks"}
+    covered |= {"hicache_size", "disaggregation_mode", "load_balance_method", "policy", "num_ranks", "sends_early"}
     assert {field.name for field in fields(ServerFacts)} == covered
 
 
@@ -235,6 +235,15 @@ def test_refusals_when_room_and_policy_both_choose_the_rank_then_one_line():
     assert "follow_bootstrap_room" in line and "--banyan-policy lmetric" in line
     assert refusals(ServerFacts(**facts | {"num_ranks": 1})) == []
     assert refusals(ServerFacts(**facts | {"policy": "sglang"})) == []
+
+
+def test_refusals_when_a_prefix_would_be_sent_before_it_is_written_then_one_line_where_senders_do_not_wait():
+    facts = {"disaggregation_mode": "prefill", "sends_early": True, "device": "cuda"}
+    (line,) = refusals(ServerFacts(**facts))
+    assert "SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX" in line and "unset it" in line
+    assert refusals(ServerFacts(**facts, disaggregation_transfer_backend="mooncake")) == []
+    assert refusals(ServerFacts(**facts | {"disaggregation_mode": "decode"})) == []
+    assert len(refusals(ServerFacts(**facts | {"device": "cpu"}, disaggregation_transfer_backend="mooncake"))) == 1
 
 
 @pytest.mark.parametrize("dtype", ["mxfp8", "nvfp4", "fp4_mx_block16"])

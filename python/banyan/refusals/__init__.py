@@ -56,6 +56,7 @@ class ServerFacts:
     disaggregation_decode_host_receive_threshold: float = 1.0
     disaggregation_decode_enable_offload_kvcache: bool = False
     enable_pd_role_switch: bool = False
+    sends_early: bool = False
     enable_hisparse: bool = False
     num_ranks: int = 2
     load_balance_method: str = "auto"
@@ -236,6 +237,13 @@ _PAIR_RULES: tuple[Rule[ServerFacts], ...] = (
 )
 
 _PREFILL_RULES: tuple[Rule[ServerFacts], ...] = (
+    Rule(
+        lambda f: f.sends_early and (f.device == "cpu" or f.disaggregation_transfer_backend == "nixl"),
+        lambda f: (
+            "SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX: its senders do not wait for the forward that still writes "
+            "these pages: unset it"
+        ),
+    ),
     Rule(
         lambda f: f.num_ranks > 1 and f.policy != "sglang" and f.load_balance_method == "follow_bootstrap_room",
         lambda f: (

@@ -25,6 +25,7 @@ class KindFacts:
     Attributes:
         replays: steps are kept beside a state that has not taken them yet.
         prefill_graphs: SGLang's way to run prefills as CUDA graphs.
+        captures_states: layers with states are a part of these where they can be.
         algorithm: of speculation.
         asked_store: the scheme of a store that has to be asked what it holds.
     """
@@ -35,6 +36,7 @@ class KindFacts:
     has_int8_checkpoints: bool = False
     replays: bool = False
     prefill_graphs: str = "disabled"
+    captures_states: bool = False
     algorithm: str | None = None
     disaggregation_mode: str = "null"
     is_context_parallel: bool = False
@@ -115,6 +117,14 @@ _TABLE: tuple[_Row, ...] = (
         lambda f, kind: (
             "--enable-linear-replayssm, --enable-linear-replayssm-spec: a state lacks the last steps then: drop those "
             "flags, or"
+        ),
+    ),
+    (
+        (_STATES,),
+        lambda f: f.device != "cpu" and f.captures_states and f.prefill_graphs == "breakable",
+        lambda f, kind: (
+            "SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND: within a piece of a prefill's graph a layer reads its state "
+            "before it has waited for it: unset it, or"
         ),
     ),
     (

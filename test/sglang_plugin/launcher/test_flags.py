@@ -452,10 +452,14 @@ def test_start_when_the_server_prefills_then_the_policy_chooses_ranks_and_not_th
     assert os.environ["SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX"] == "0"
 
 
-def test_start_when_the_user_set_a_variable_then_it_stays(clean_environment):
-    os.environ["SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX"] = "1"
+def test_start_when_the_user_set_a_variable_then_it_stays_and_one_that_cannot_is_refused(clean_environment, capsys):
+    os.environ["SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS"] = '{"num_threads": "2"}'
     prepare_server_args([*BASE, "--enable-banyan", *PAIRED, "prefill"])
-    assert os.environ["SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX"] == "1"
+    assert os.environ["SGLANG_DISAGGREGATION_NIXL_BACKEND_PARAMS"] == '{"num_threads": "2"}'
+    os.environ["SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX"] = "1"
+    with pytest.raises(SystemExit):
+        prepare_server_args([*BASE, "--enable-banyan", *PAIRED, "prefill"])
+    assert "SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX" in capsys.readouterr().err
 
 
 def test_start_when_the_hand_over_has_a_class_then_its_processes_inherit_it(clean_environment):

@@ -66,8 +66,16 @@ def test_states_when_something_stands_against_them_then_one_line_names_it_and_th
     assert "Qwen3NextForCausalLM" in line and line.endswith("use --banyan-share off") and "\n" not in line
 
 
+def test_states_when_the_user_has_them_read_within_a_graph_then_refused_by_name_where_graphs_have_such_pieces():
+    captured = {**STATES, "device": "cuda", "captures_states": True, "prefill_graphs": "breakable"}
+    (line,) = kind_refusals(KindFacts(**captured))
+    assert "SGLANG_DISABLE_KDA_PREFILL_GRAPH_EXTEND" in line and "unset it" in line
+    for harmless in ({"device": "cpu"}, {"prefill_graphs": "full"}, {"captures_states": False}):
+        assert kind_refusals(KindFacts(**captured | harmless)) == []
+
+
 def test_facts_when_rules_are_added_then_every_field_is_covered():
-    told = {*COMPRESSED, *BAD, *BAD_FOR_STATES, *BAD_FOR_COMPRESSED}
+    told = {*COMPRESSED, *BAD, *BAD_FOR_STATES, *BAD_FOR_COMPRESSED, "captures_states"}
     assert {field.name for field in fields(KindFacts)} == told
 
 
