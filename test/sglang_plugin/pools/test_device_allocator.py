@@ -165,6 +165,55 @@ def test_alloc_when_the_pool_is_short_then_it_waits_for_the_numbers(node, monkey
     assert page_ids(node.pages.alloc(PAGE_TOKENS)) == page_ids(slots[:PAGE_TOKENS])
 
 
+def leased_and_freed(node, slots, key):
+    """A page that somebody reads when it is freed."""
+    node.cache.publish(frames(*page_ids(slots)), key)
+    lease = node.ranks[1].peers.lease(node.ranks[1].peers.lookup(key), key)
+    node.pages.free(slots)
+    return lease
+
+
+def test_load_when_an_evicted_page_goes_down_then_its_number_and_its_copy_are_waited_for(node, monkeypatch):
+    monkeypatch.setattr(allocator, "LOAD_PATIENCE_S", 0.0)
+    held = node.pages.alloc(ALL_SLOTS)[:PAGE_TOKENS]
+    lease = leased_and_freed(node, held, keys(1))
+    node.pages.is_copying_down = lambda: True
+    steps = iter([lambda: None, node.arrive, lambda: None, lease.release])
+    monkeypatch.setattr(allocator.time, "sleep", lambda seconds: next(steps)())
+    assert page_ids(node.pages.alloc(PAGE_TOKENS)) == page_ids(held)
+
+
+@pytest.mark.parametrize("is_in_step", [False, True])
+def test_load_when_numbers_come_behind_a_long_forward_then_it_waits_unless_all_ranks_would(
+    node, monkeypatch, is_in_step
+):
+    monkeypatch.setattr(allocator, "LOAD_PATIENCE_S", 0.0)
+    node.pages.is_in_step = is_in_step
+    slots = node.pages.alloc(ALL_SLOTS)
+    node.pages.free(slots[:PAGE_TOKENS])
+    monkeypatch.setattr(allocator.time, "sleep", lambda seconds: node.arrive())
+    assert (node.pages.alloc(PAGE_TOKENS) is None) == is_in_step
+
+
+def test_load_when_a_copy_down_was_broken_off_then_what_it_holds_is_not_waited_for_again(node, monkeypatch):
+    now_s = [0.0]
+
+    def sleep(seconds):
+        now_s[0] += seconds
+        node.arrive()
+
+    for user in (allocator, quarantine):
+        monkeypatch.setattr(user, "time", SimpleNamespace(monotonic=lambda: now_s[0], sleep=sleep))
+    slots = node.pages.alloc(ALL_SLOTS)
+    lease = leased_and_freed(node, slots[:PAGE_TOKENS], keys(1))
+    node.come()
+    node.pages.is_copying_down = lambda: True
+    now_s[0] = began_s = 2 * quarantine.OLD_S
+    node.pages.free(slots[PAGE_TOKENS : 2 * PAGE_TOKENS])
+    assert node.pages.alloc(2 * PAGE_TOKENS) is None and now_s[0] - began_s < quarantine.OLD_S / 2
+    lease.release()
+
+
 def test_clear_when_numbers_are_on_their_way_then_every_page_is_free_once(node):
     node.pages.free(node.pages.alloc(5 * PAGE_TOKENS))
     node.cache.reset()

@@ -46,6 +46,9 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
     is_copying_down: Callable[[], bool] = staticmethod(lambda: False)
     """Whether pages that were freed are on their way to the arena: they come by themselves."""
 
+    is_in_step = False
+    """Whether ranks step together: all wait for what one waits for."""
+
     decodes_on_held = True
     """Whether a decode waits for pages that peers are still reading. Where not, SGLang retracts a request at once."""
 
@@ -77,19 +80,23 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
     def alloc(self, need_size: int) -> torch.Tensor | None:
         # For loads only: SGLang computes what gets no pages. A prefill or a decode that gets none ends the server.
         allocate = super().alloc
-        self._wait_for_copies_down(need_size)
+        if not self.is_in_step and super().available_size() < need_size <= self.available_size():
+            self._wait_for_what_comes(need_size)
         # One shard that computed alone would leave the others waiting for its part of the next agreement.
         return self._if_all_shards_got(self._when_readers_let_go(lambda: allocate(need_size), LOAD_PATIENCE_S))
 
-    def _wait_for_copies_down(self, num_tokens: int) -> None:
-        """Longer than for readers: these copies wait for nobody. As far as they can be what is missing."""
-        if num_tokens > self.available_size() or not self.is_copying_down():
-            return
+    def _wait_for_what_comes(self, num_tokens: int) -> None:
+        """Longer than for readers: the forward in flight, behind which numbers of freed pages come to the host, and
+        copies down wait for nobody."""
         began_s = time.monotonic()
-        until_s = max(self._quarantine.values(), default=0.0) + OLD_S
-        while self._quarantine and not QuarantiningAllocator._are_free(self, num_tokens) and self.is_copying_down():
+        while not QuarantiningAllocator._are_free(self, num_tokens):
+            has_unread = self._num_held > len(self._quarantine)
+            if not has_unread and not self.is_copying_down():
+                break
             if not self._take_drained():
-                if time.monotonic() > until_s:
+                # A copy that was broken off may never end: what has been held for so long is no reason to wait.
+                since_s = began_s if has_unread else min(began_s, max(self._quarantine.values(), default=0.0))
+                if time.monotonic() > since_s + OLD_S:
                     break
                 time.sleep(POLL_S)
         self.wait_us += round((time.monotonic() - began_s) * 1e6)

@@ -22,7 +22,7 @@ def step_together(
     """Hold to the rules of ``banyan.pacing.lockstep``, in the pool of full pages and in that beside it."""
 
     for allocator in allocators:
-        allocator.decodes_on_held = not is_whole_rank
+        allocator.is_in_step, allocator.decodes_on_held = True, not is_whole_rank
 
     # The quarantines of a rank's shards differ, and what depends on one must not decide about a batch of all.
     def most_moved() -> int:
