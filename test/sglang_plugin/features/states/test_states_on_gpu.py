@@ -72,6 +72,14 @@ def test_slot_when_sglang_writes_over_the_table_that_named_it_then_it_still_come
     assert free.count(freed) == 1 and kept not in free
 
 
+def test_slots_when_sglang_takes_some_for_its_whole_queue_then_none_that_it_does_not_use_is_away_meanwhile(ranks):
+    slots = ranks[0].window
+    with ranks[0].on(ranks[0].schedule):
+        slots.alloc_group_begin(NUM_STATES - 1)
+        slots.alloc_group_end()
+    assert len(slots.free_slots) == NUM_STATES
+
+
 def test_state_when_it_is_freed_under_a_reader_then_its_slot_comes_back_after_the_copy(ranks):
     owner, reader = ranks
     names = keys(1, 2)

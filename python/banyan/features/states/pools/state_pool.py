@@ -105,6 +105,10 @@ class QuarantiningSlots(Quarantine, MambaSlotAllocator):
 class DeviceSlots(NumbersOnDevice, QuarantiningSlots):
     """The same, where slot numbers live on a GPU."""
 
+    def alloc_group_begin(self, num_reqs: int) -> None:
+        # What SGLang does not use of them would come back behind the forward in flight, and the next request wait.
+        super().alloc_group_begin(0)
+
     def free(self, free_index: torch.Tensor) -> None:
         if self._lane is None:
             super().free(free_index)
