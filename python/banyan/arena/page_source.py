@@ -34,12 +34,14 @@ def all_that_is_found(num_missing: int, found: Run) -> int:
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What a request wants: the pages ``keys``, to the end of its prompt. The node has the first ``num_held`` of them,
-    or nearer sources know that they do. ``worth``: how many of those that a source finds are to be read."""
+    or nearer sources know that they do; the first ``num_here`` lay on it when the request came. ``worth``: how many of
+    those that a source finds are to be read."""
 
     request: str
     keys: Sequence[str]
     num_held: int
     worth: Worth
+    num_here: int = 0
 
     @property
     def missing(self) -> Sequence[str]:

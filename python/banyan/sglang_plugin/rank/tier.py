@@ -246,14 +246,16 @@ class HostTier:
             return
         if not self.sources:
             return
-        wanted = Wanted(request, keys, self._num_held(keys, num_in_arena), worth)
+        num_here = self._num_held(keys, num_in_arena)
+        wanted = Wanted(request, keys, num_here, worth, num_here)
         for source in self.sources:
             wanted = wanted.after(source.ask(wanted))
         self._tell_reading()
 
     def _look_again(self, request: str, keys: Sequence[str], worth: Worth) -> None:
         """Others have announced pages since the request came."""
-        wanted = Wanted(request, keys, self._num_held(keys, 0), worth)
+        num_here = self._num_held(keys, 0)
+        wanted = Wanted(request, keys, num_here, worth, num_here)
         for source in self.sources:
             source.start_read(wanted)
 

@@ -135,7 +135,7 @@ class Shard:
         return StoredShards([division], shape=own, prefetch=self.prefetch, counters=self.counters)
 
     def ask(self, names: Sequence[str] = WANTED, num_held: int = 0) -> int:
-        return self.source.ask(Wanted("r", names, num_held, all_that_is_found))
+        return self.source.ask(Wanted("r", names, num_held, all_that_is_found, num_held))
 
     def poll(self) -> None:
         self.source.poll()
@@ -258,6 +258,19 @@ def test_pages_when_the_first_are_held_then_the_others_are_found_behind_them(ope
     assert shard.ask(num_held=3) == 4
     shard.until_landed()
     assert shard.landed() == shard.right(3)
+
+
+@pytest.mark.parametrize(("num_read", "found"), [(1, (0,)), (2, (0, 1, 2, 3))])
+def test_pages_when_the_own_store_reads_not_all_that_it_has_before_them_then_they_take_no_frames(
+    opened, tmp_path, num_read, found
+):
+    write(tmp_path, 2)
+    shard = opened(1, 0, 2)
+    store_pages(shard.store, 1, 0, WANTED[:2])
+    shard.prefetch.start_reads(WANTED, lambda num_missing, run: num_read)
+    shard.source.ask(Wanted("r", WANTED, 2, all_that_is_found))
+    shard.until_landed()
+    assert shard.landed() == shard.right(*found)
 
 
 def test_page_when_a_part_of_it_is_damaged_then_a_miss_and_not_found_again(opened, tmp_path):

@@ -106,6 +106,10 @@ class StoredShards(Source):
         self._num_forgotten = 0
 
     def ask(self, wanted: Wanted) -> int:
+        nearer = wanted.keys[wanted.num_here : wanted.num_held]
+        if self._prefetch.num_arriving(nearer) < len(nearer):
+            # Behind a page that the own store has, and of which no read began, others would serve nobody.
+            return wanted.num_held
         looked_up = ((division.lookup(wanted.missing), division) for division in self._divisions)
         found, division = max(looked_up, key=lambda one: one[0].num_pages)
         start = partial(self._start, division, wanted.missing[: found.num_pages])
