@@ -449,6 +449,23 @@ def held(shard: Shard) -> Held:
     return one
 
 
+def test_prompts_when_one_is_read_already_then_others_are_queued_as_far_as_they_come_within_a_second(opened, tmp_path):
+    others = keys(5, 6)
+    write(tmp_path, 2)
+    write(tmp_path, 2, others)
+    shard = opened(1, 0, 2)
+    store = held(shard)
+    assert shard.ask() == len(WANTED)
+    assert shard.ask(others) == 0, "nobody knows how fast pages come"
+    shard.counters.resharded_pages, shard.counters.resharded_us = len(WANTED) - 1, 1_000_000
+    assert shard.ask(others) == 0, "those of the first take longer"
+    shard.counters.resharded_pages += 1
+    assert shard.ask(others) == len(others)
+    store.go_on.set()
+    shard.until_landed()
+    assert shard.landed() == shard.right(0, 1, 2, 3) and shard.counters.read_pages == len(WANTED) + len(others)
+
+
 def test_read_when_nobody_wants_it_any_more_then_it_ends_with_what_is_under_way(opened, tmp_path):
     write(tmp_path, 2)
     shard = opened(1, 0, 2)

@@ -30,6 +30,9 @@ from banyan.telemetry import Counters
 from banyan.telemetry.threads import start_thread
 from banyan.telemetry.workers import Workers
 
+MOST_QUEUED_S = 1.0
+"""What would be queued behind more than comes in it is computed: a batch that follows its read makes decodes wait."""
+
 _late: list[Read] = []
 """Of this process, those that had no answer in time. To let go of one is to wait for it."""
 
@@ -103,12 +106,15 @@ class StoredShards(Source):
         self._prefetch = prefetch
         self._counters = counters
         self._workers = Workers(1, name="banyan-reshard", feature="a read of what another --tp has stored")
+        self._queued: list[tuple[StoreRead, int]] = []
         self._num_forgotten = 0
 
     def ask(self, wanted: Wanted) -> int:
         nearer = wanted.keys[wanted.num_here : wanted.num_held]
         if self._prefetch.num_arriving(nearer) < len(nearer):
             # Behind a page that the own store has, and of which no read began, others would serve nobody.
+            return wanted.num_held
+        if self._has_enough_queued():
             return wanted.num_held
         looked_up = ((division.lookup(wanted.missing), division) for division in self._divisions)
         found, division = max(looked_up, key=lambda one: one[0].num_pages)
@@ -118,6 +124,13 @@ class StoredShards(Source):
 
     def start_read(self, wanted: Wanted) -> None:
         self.ask(wanted)
+
+    def _has_enough_queued(self) -> bool:
+        """As fast as pages have come so far; until the first have, one read at a time."""
+        self._queued = [(read, num_pages) for read, num_pages in self._queued if not read.has_ended]
+        num_queued = sum(num_pages for _, num_pages in self._queued)
+        counters = self._counters
+        return num_queued * max(1, counters.resharded_us) > MOST_QUEUED_S * 1e6 * counters.resharded_pages
 
     def _start(
         self, division: Division, keys: Sequence[str], found: StoreFound, num_pages: int, memory: Any, offsets: Frames
@@ -131,6 +144,7 @@ class StoredShards(Source):
         except RuntimeError:
             # There is no thread to be had: the pages are computed.
             feed.end()
+        self._queued.append((read, num_pages))
         return read
 
     def forget(self) -> None:
