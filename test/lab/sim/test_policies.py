@@ -12,7 +12,7 @@ import pytest
 import banyan.planner
 import banyan.routing
 import banyan_lab.sim
-from banyan.pacing import admission, budget, correction, write_pause
+from banyan.pacing import admission, allowance, correction, write_pause
 from banyan.routing import policies, reads
 from banyan_lab.sim import batching, cluster, offline, placement, source_rules, systems
 from banyan_lab.sim.workload import agent_set
@@ -22,7 +22,7 @@ PACKAGE = Path(banyan.routing.__file__).parents[1]
 PAGE = Path(__file__).parents[3] / "docs" / "simulator.md"
 RULES = source_rules.__name__
 DECIDERS = ("banyan.routing", "banyan.planner", "banyan.pacing", "banyan.arena")
-SHIPPED = (banyan.routing, policies, reads, banyan.planner, admission, budget, correction, write_pause)
+SHIPPED = (banyan.routing, policies, reads, banyan.planner, admission, allowance, correction, write_pause)
 
 
 def trees():
