@@ -14,6 +14,7 @@ from test.sglang_plugin.rank.test_linker import PAGE, make_rank, polled_until, t
 from test.unit.directory.rig import keys
 
 from banyan import _native
+from banyan.arena.page_source import all_that_is_found
 from banyan.config import Config
 from banyan.sglang_plugin import model_files, runtime
 from banyan.sglang_plugin.rank import identity, kind
@@ -141,6 +142,19 @@ def small_rank(monkeypatch, **flags):
     config = Config(min_fetch_tokens=PAGE, host_gb=0.001, **flags)
     rank, *_ = make_rank(monkeypatch, _native.RankTable.create(4), 0, config)
     return rank
+
+
+def test_prompt_when_a_nearer_source_knows_more_of_it_then_the_next_is_told_how_much_of_that_lies_here(monkeypatch):
+    rank = small_rank(monkeypatch)
+    tier, near, far = rank.kinds.full.tier, Mock(), Mock()
+    near.ask.return_value = far.ask.return_value = 3
+    monkeypatch.setattr(tier, "sources", [near, far])
+    monkeypatch.setattr(tier, "_num_held", lambda keys, num_in_arena: 2)
+    tier.arrive("r", keys(1, 2, 3, 4), all_that_is_found)
+    (wanted,) = far.ask.call_args.args
+    assert (wanted.num_here, wanted.num_held) == (2, 3)
+    monkeypatch.undo()
+    rank.close()
 
 
 def test_pages_when_only_ranks_that_read_the_pool_want_them_then_they_need_not_lie_in_the_arena_before_they_leave(

@@ -322,7 +322,8 @@ def test_room_when_the_prefill_server_cannot_leave_the_pages_of_its_old_weights_
     sender_of(manager)
     meet(server("a"), SimpleNamespace(rank=prefill))
     assert not failures(manager)
-    monkeypatch.setattr(prefill.kinds, fails, Mock(side_effect=RuntimeError("a peer does not stop reading")))
+    owner = prefill.kinds if fails == "leave" else prefill.kinds.full.access
+    monkeypatch.setattr(owner, fails, Mock(side_effect=RuntimeError("a peer does not stop reading")))
     with pytest.raises(RuntimeError):
         prefill.weights_changed()
     manager.add_transfer_request(ROOM, [4], slice(0, 1), True)

@@ -266,5 +266,6 @@ def test_prefetch_when_another_server_of_the_pair_reads_then_its_pages_pass_for_
             self.came_for = keys
 
     with_arena.rank.kinds.full.tier.partner = reader = Reader()
-    assert with_arena.tell("prefetch")["num_pages_found"] == 0
+    for number in range(16):
+        assert with_arena.tell("prefetch", prompt(number))["num_pages_found"] == 0
     assert reader.came_for == ()
