@@ -4,6 +4,7 @@
 import pytest
 from test.e2e.conftest import ARGS, CPU, MODEL, Client
 
+from banyan.planner.answers import LEAST_JUDGED
 from benchmark.servers import ServerSpec, wait_ready
 from benchmark.warm import ForkedServer
 
@@ -46,4 +47,26 @@ def test_prompt_when_it_lies_in_the_pool_of_one_rank_and_in_its_part_of_the_aren
     for number, ids in enumerate(prompts):
         output, meta = client.generate(ids, rank=1)
         assert output == client.generate(ids, rank=0)[0]
+        assert meta["cached_tokens"] >= PROMPT_TOKENS - 4 * PAGE, f"prompt {number}: {meta}"
+
+
+def test_prompts_when_each_leaves_the_answer_before_out_then_answers_make_room_for_them(client, prompt):
+    """As where a template strips a model's thoughts: prompts and answers do not fit pool and arena, prompts do."""
+    client.post("/flush_cache?timeout=30", {})
+
+    def ask(name, num_tokens, answer_tokens, left_out=0):
+        return client.generate(
+            [*prompt(name, num_tokens), *prompt(f"{name} goes on", left_out)], num_tokens=answer_tokens, rank=0
+        )
+
+    for number in range(LEAST_JUDGED):
+        ask(f"short-{number}", 2 * PAGE + 8, 2 * PAGE)
+        ask(f"short-{number}", 2 * PAGE + 8, 1, left_out=2 * PAGE)
+    (rank, *_) = client.ranks().values()
+    answer_pages, prompt_pages = 16, PROMPT_TOKENS // PAGE
+    assert NUM_PROMPTS * (prompt_pages + answer_pages) > rank["num_arena_frames"] + rank["num_pool_pages"]
+    for number in range(NUM_PROMPTS):
+        ask(f"long-{number}", PROMPT_TOKENS + 1, answer_pages * PAGE)
+    for number in range(NUM_PROMPTS):
+        _, meta = ask(f"long-{number}", PROMPT_TOKENS + 1, 1, left_out=PAGE)
         assert meta["cached_tokens"] >= PROMPT_TOKENS - 4 * PAGE, f"prompt {number}: {meta}"

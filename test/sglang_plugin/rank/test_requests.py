@@ -60,6 +60,43 @@ def test_chain_when_pages_enter_the_tree_then_it_is_their_requests_with_its_answ
     assert requests.inserted_chain(PAGE) is None, "the insertion is over"
 
 
+def ended(rid, num_new, **fields):
+    """A request with an answer of two pages, of whose prompt so many pages were asked for the first time."""
+    req = Req(rid, **{"origin_input_ids": list(range(3 * PAGE + 1)), "output_ids": [7] * 2 * PAGE, **fields})
+    req.finished = lambda: True
+    requests.note_new(requests.id_of(req), num_new, PAGE)
+    return req
+
+
+def test_answer_when_its_request_has_ended_then_its_pages_are_told_once_behind_its_prompt():
+    req = ended("r", 3, cache_salt="s")
+    chain = requests._grown_keys(req, PAGE)
+    assert len(chain) == 5
+    assert inserted(req, lambda: requests.inserted_answer(PAGE)) == ("s", chain[2], chain[3:])
+    assert inserted(req, lambda: requests.inserted_answer(PAGE)) is None
+    assert requests.inserted_answer(PAGE) is None, "the insertion is over"
+
+
+@pytest.mark.parametrize(
+    "req",
+    [
+        pytest.param(lambda: ended("r", 0), id="asked for before"),
+        pytest.param(lambda: ended("r", 2, origin_input_ids=list(range(3 * PAGE))), id="none of it on the next page"),
+        pytest.param(lambda: ended("r", 3, output_ids=[7]), id="less than a page"),
+    ],
+)
+def test_answer_when_its_pages_say_nothing_of_it_then_none_is_told(req):
+    assert inserted(req(), lambda: requests.inserted_answer(PAGE)) is None
+
+
+def test_answer_when_its_request_goes_on_then_none_is_told_yet():
+    req = ended("r", 3)
+    req.finished = lambda: False
+    assert inserted(req, lambda: requests.inserted_answer(PAGE)) is None
+    req.finished = lambda: True
+    assert inserted(req, lambda: requests.inserted_answer(PAGE)) is not None
+
+
 def test_keys_when_a_request_brings_vectors_for_some_of_its_tokens_then_nothing_is_looked_up_for_it():
     """SGLang matches it against nothing, and puts none of its pages into its tree."""
     plain, told = Req("a"), Req("b", positional_embed_overrides=object())

@@ -16,6 +16,7 @@ from typing import Any
 from banyan import faults
 from banyan.cache import PrefixCache
 from banyan.pacing.write_pause import WritePause
+from banyan.planner.answers import Answers
 from banyan.sglang_plugin import page_hash, runtime
 from banyan.sglang_plugin.pools.choose import open_device
 from banyan.sglang_plugin.pools.kind_pools import RankPools
@@ -61,6 +62,7 @@ def assemble(
         forward_stream=forward_stream,
         record_ready=record_ready,
         counters=Counters(),
+        answers=Answers(),
         arena_events=events_for(params, has_windows=len(pools.kinds) > 1),
         points=registered,
     )

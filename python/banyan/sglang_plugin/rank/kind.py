@@ -29,6 +29,7 @@ from banyan import _native
 from banyan.arena.window import layers_per_read
 from banyan.config import Config
 from banyan.layout import BlockGeometry, Namespace
+from banyan.planner.answers import Answers
 from banyan.ports import OwnFrameTable, PageStore
 from banyan.restorable import KindPages
 from banyan.sglang_plugin.pools.access import PoolAccess
@@ -62,6 +63,7 @@ class RankSetup:
         carried: what the main process left for the others.
         device: what the rank's pools share of its GPU; None where they lie on the host.
         record_ready: records, on a GPU, when the pages that are complete now are.
+        answers: which of them nobody goes on from.
         arena_events: tells routers of the arena; None where nobody listens.
         points: what features have registered.
     """
@@ -74,6 +76,7 @@ class RankSetup:
     forward_stream: Any
     record_ready: Callable[[], list[Any]]
     counters: Counters
+    answers: Answers
     arena_events: ArenaEvents | None
     points: Points
 
@@ -245,6 +248,7 @@ class Kind:
             link_bytes_per_s=self.access.link_bytes_per_s,
             counters=self._rank.counters,
             kept=self._rank.points.kept,
+            cold=self._rank.answers.cold,
             owners=self._rank.points.owners,
         )
         partner = self._rank.points.partner(self)

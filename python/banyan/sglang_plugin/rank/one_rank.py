@@ -82,6 +82,7 @@ class Rank:
         self.kept_in_pool = parts.setup.points.kept_in_pool
         self.ends_in_pool = parts.setup.points.ends_in_pool
         self.owners = parts.setup.points.owners
+        self.answers = parts.setup.answers
         self.layer_done_counter = parts.layer_wait
         self.arena_events = parts.setup.arena_events
         self.page_tokens = parts.setup.page_tokens
@@ -152,6 +153,9 @@ class Rank:
         pages = self.demand.tell(keys)
         asked_before = self.demand.asked(pages, request) * self.page_tokens if self.chooses_victims else None
         requests.note_prompt(request, pages, asked_before, self._lines.saw)
+        if asked_before is not None and asked_before < len(keys) * self.page_tokens:
+            requests.note_new(request, len(keys), self.page_tokens)
+        left_out = self.answers.asked(requests.salt_of(request), keys)
         if getattr(requests.find(request), "session", None) is not None:
             # Aborted or refused in the queue, it would wait until a client closes the session: SGLang keeps it there.
             self.demand.served(request)
@@ -163,6 +167,8 @@ class Rank:
         if not self.kinds.have_tiers or (full.guards_adapters and requests.is_of_this_server(request)):
             return
         full.residency_report.saw(request, keys)
+        if left_out and full.tier is not None:
+            full.tier.residency.demote(left_out)
         may_read = full.tier is not None and full.tier.sources
         self.kinds.arrive(request, keys, self.worth_of(request) if may_read else all_that_is_found)
 
@@ -210,6 +216,9 @@ class Rank:
         self._publication.announce(full.keys)
         self.owners.entered(full.keys)
         self.demand.came(full.keys)
+        answer = requests.inserted_answer(self.page_tokens)
+        if answer is not None:
+            self.answers.given(*answer)
         window: Window | None = None
         for kind, transfer in zip(self.kinds.beside, beside, strict=False):
             window = kind.node(transfer.keys, transfer.device_indices)

@@ -131,6 +131,14 @@ def note_prompt(
         req.banyan_parting = look(req)
 
 
+def note_new(request: str, num_pages: int, page_tokens: int) -> None:
+    """Nobody has asked before for the last of so many pages of its prompt. Where the next page has no token of the
+    answer, that says nothing of it."""
+    req = _by_id.get(request)
+    if req is not None and len(req.origin_input_ids) < (num_pages + 1) * page_tokens:
+        req.banyan_new_pages = num_pages
+
+
 def pages_of(req: Any) -> bytes:
     """What was noted of its pages; none of a prompt of less than a page."""
     return getattr(req, "banyan_pages", b"")
@@ -194,6 +202,18 @@ def around_checkpoint_into_tree(original: Callable[..., None], tree: Any, req: A
 def inserted_chain(page_tokens: int) -> list[str] | None:
     """The keys of all pages, answer included, of the request whose pages are being offered."""
     return None if _inserting is None else _grown_keys(_inserting, page_tokens)
+
+
+def inserted_answer(page_tokens: int) -> tuple[str | None, str, list[str]] | None:
+    """Of a request with a new prompt that has ended and whose pages are being offered: its salt, the last page of its
+    prompt and those of its answer. It is told once."""
+    req = _inserting
+    num_pages = getattr(req, "banyan_new_pages", 0)
+    if not num_pages or not req.finished():
+        return None
+    req.banyan_new_pages = 0
+    chain = _grown_keys(req, page_tokens) or []
+    return (req.cache_salt, chain[num_pages - 1], chain[num_pages:]) if len(chain) > num_pages else None
 
 
 def is_lasting_inserted() -> bool:

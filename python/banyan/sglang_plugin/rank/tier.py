@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -105,7 +105,7 @@ def _told_of_store(events: ArenaEvents | None, store: PageStore | None) -> Store
 class TierPlace:
     """Where a tier is. ``peers`` reads every frame table of the node, also this rank's own pool; its copies land in
     this rank's part of the arena. ``link_bytes_per_s``: how fast pages move between pool and arena; 0.0: not
-    measured. ``kept``: keys of pages that go last."""
+    measured. ``kept``: keys of pages that go last; ``cold`` gives those of some keys whose pages go first."""
 
     rank_table: _native.RankTable
     member_slots: MemberSlots
@@ -116,6 +116,7 @@ class TierPlace:
     link_bytes_per_s: float
     counters: Counters
     kept: Collection[str]
+    cold: Callable[[Sequence[str]], list[str]]
     owners: Owners
 
 
@@ -152,6 +153,7 @@ class HostTier:
         self._num_reading = 0
         self._pages_per_s = 0
         self._counters = counters
+        self._cold = place.cold
         self.partner = partner
         self._frame_table = _native.FrameTable(
             place.rank_table,
@@ -308,6 +310,8 @@ class HostTier:
         if self._growth is not None and (num_new := self._growth.poll(self.residency.num_free)):
             self.residency.grow(num_new)
         for landed in self.backup.poll():
+            if cold := self._cold(landed.keys):
+                self.residency.demote(cold)
             keys = self.partner.to_write(landed.keys)
             if self.store is not None and keys:
                 self.store.landed(keys)

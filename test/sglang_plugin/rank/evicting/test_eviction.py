@@ -21,6 +21,7 @@ from sglang.srt.mem_cache.unified_radix_cache import COMPONENT_REGISTRY
 from test.sglang_plugin.rank.hooked import hooked
 
 from banyan.core import SourceKind
+from banyan.planner.answers import LEAST_JUDGED, Answers
 from banyan.planner.stretches import STRETCHES_PER_POOL
 from banyan.sglang_plugin.rank import prefill
 from banyan.sglang_plugin.rank.evicting import eviction
@@ -113,6 +114,7 @@ def rig(monkeypatch, request):
         counters=Counters(),
         kept_in_pool=set(),
         ends_in_pool=set(),
+        answers=Answers(),
         writes_back=None,
     )
     eviction.after_init_cache_linker(None, cache, linker)
@@ -182,6 +184,24 @@ def test_evict_when_it_was_learnt_that_the_oldest_comes_next_then_the_youngest_g
     assert linker.demand.state()["age_power"] > 0.0
     cache.evict(PROMPT)
     assert [cache.num_held(prompt(number)) for number in range(3)] == [PROMPT, PROMPT, 0]
+
+
+def leave_out(answers):
+    """Let prompts leave answers out, until that is learnt."""
+    for number in range(LEAST_JUDGED):
+        answers.given(None, f"end {number}", ["thought"])
+        answers.asked(None, [f"end {number}", "something else"])
+
+
+def test_evict_when_prompts_leave_answers_out_then_an_answer_goes_and_no_prompt_with_it(rig):
+    cache, _, linker = rig
+    leave_out(linker.answers)
+    nodes = [cache.insert(prompt(number)) for number in range(4)]
+    with_prompt, alone = (cache.tree_core.get_hash_values(node) for node in nodes[1:3])
+    linker.answers.given(None, with_prompt[1], with_prompt[2:])
+    linker.answers.given(None, "a prompt's end", alone)
+    assert cache.evict(PROMPT) == PROMPT
+    assert [cache.num_held(prompt(number)) for number in range(4)] == [PROMPT, PROMPT, 0, PROMPT]
 
 
 def test_evict_when_a_request_uses_a_duplicate_then_it_stays(rig):

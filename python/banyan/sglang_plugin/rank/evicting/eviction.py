@@ -115,7 +115,7 @@ class VictimChoice:
         self._write_back: WriteBack | None = None
         self._spared: list[Any] = []
         self._has_spared_gone = False
-        self._copies_of = rank.cache.copies_of
+        self._copies_of, self._cold = rank.cache.copies_of, rank.answers.cold
         self._shares = CostShares(rank.move_share, time.monotonic)
         self._demand, self._counters, self._dropped = rank.demand, rank.counters, rank.dropped
         self._stretch_pages = least_stretch(rank.num_frames)
@@ -281,10 +281,18 @@ class VictimChoice:
             copies = [SourceKind.HOST if copy is None else copy for copy in copies]
         reload_costs = self._shares.reload_costs(copies, self._demand.reuse_probabilities(keys))
         found = dict(zip(keys, zip(copies, reload_costs, strict=True), strict=True))
+        cold = set(self._cold(keys))
         # What has no key nobody can find.
         return [
-            Leaf(node, key or "", *found.get(key, (None, 0.0))) for node, key in zip(nodes, last_pages, strict=True)
+            Leaf(node, key or "", *found.get(key, (None, 0.0)))
+            if key not in cold or not self._is_answer(node)
+            else Leaf(node, key, found[key][0], 0.0)
+            for node, key in zip(nodes, last_pages, strict=True)
         ]
+
+    def _is_answer(self, node: int) -> bool:
+        """Whether all pages of a node are cold that ends with such a one: a prompt's do not go with its answer."""
+        return bool(self._cold(self._core.get_hash_values(node)[:1]))
 
     def _count(self, num_tokens: int) -> None:
         """Tokens that have gone since the last step were of the leaf that was chosen then."""
