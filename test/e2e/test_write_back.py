@@ -4,7 +4,7 @@
 import pytest
 from test.e2e.conftest import ARGS, CPU, MODEL, Client
 
-from banyan.planner.answers import LEAST_JUDGED
+from banyan.planner.answer_reuse import LEAST_JUDGED
 from benchmark.servers import ServerSpec, wait_ready
 from benchmark.warm import ForkedServer
 
@@ -60,10 +60,10 @@ def test_prompts_when_each_leaves_the_answer_before_out_then_answers_make_room_f
         )
 
     for number in range(LEAST_JUDGED):
-        ask(f"short-{number}", 2 * PAGE + 8, 2 * PAGE)
+        ask(f"short-{number}", 2 * PAGE + 8, PAGE)
         ask(f"short-{number}", 2 * PAGE + 8, 1, left_out=2 * PAGE)
     (rank, *_) = client.ranks().values()
-    answer_pages, prompt_pages = 16, PROMPT_TOKENS // PAGE
+    answer_pages, prompt_pages = 12, PROMPT_TOKENS // PAGE
     assert NUM_PROMPTS * (prompt_pages + answer_pages) > rank["num_arena_frames"] + rank["num_pool_pages"]
     for number in range(NUM_PROMPTS):
         ask(f"long-{number}", PROMPT_TOKENS + 1, answer_pages * PAGE)

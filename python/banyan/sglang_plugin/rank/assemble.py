@@ -16,7 +16,7 @@ from typing import Any
 from banyan import faults
 from banyan.cache import PrefixCache
 from banyan.pacing.write_pause import WritePause
-from banyan.planner.answers import Answers
+from banyan.planner.answer_reuse import Answers
 from banyan.sglang_plugin import page_hash, runtime
 from banyan.sglang_plugin.pools.choose import open_device
 from banyan.sglang_plugin.pools.kind_pools import RankPools

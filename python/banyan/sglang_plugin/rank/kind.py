@@ -29,7 +29,7 @@ from banyan import _native
 from banyan.arena.window import layers_per_read
 from banyan.config import Config
 from banyan.layout import BlockGeometry, Namespace
-from banyan.planner.answers import Answers
+from banyan.planner.answer_reuse import Answers
 from banyan.ports import OwnFrameTable, PageStore
 from banyan.restorable import KindPages
 from banyan.sglang_plugin.pools.access import PoolAccess

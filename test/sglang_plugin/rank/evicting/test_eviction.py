@@ -21,7 +21,7 @@ from sglang.srt.mem_cache.unified_radix_cache import COMPONENT_REGISTRY
 from test.sglang_plugin.rank.hooked import hooked
 
 from banyan.core import SourceKind
-from banyan.planner.answers import LEAST_JUDGED, Answers
+from banyan.planner.answer_reuse import LEAST_JUDGED, Answers
 from banyan.planner.stretches import STRETCHES_PER_POOL
 from banyan.sglang_plugin.rank import prefill
 from banyan.sglang_plugin.rank.evicting import eviction

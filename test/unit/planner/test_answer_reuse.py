@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from banyan.planner.answers import LEAST_JUDGED, MOST_JUDGED, MOST_PAGES, Answers
+from banyan.planner.answer_reuse import LEAST_JUDGED, MOST_JUDGED, MOST_PAGES, Answers
 
 
 def pages(*names):
