@@ -3,10 +3,10 @@
 that does not fit."""
 
 import ctypes
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from msgspec.structs import replace
 from test.unit.transport.fake_gpu import FakeDriver, FakeGpu
 
 from banyan.transport.cuda_ipc import host_pieces, mappings

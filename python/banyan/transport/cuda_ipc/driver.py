@@ -17,6 +17,8 @@ from typing import Any
 HANDLE_BYTES = 64
 """Size of a CUDA IPC memory handle."""
 
+UUID_BYTES = 16
+
 # Of cuMemHostRegister; preprocessor constants in CUDA's headers, which the bindings do not carry everywhere.
 REGISTER_PORTABLE = 0x01
 REGISTER_MAPPED = 0x02
