@@ -43,11 +43,11 @@ async def around_get_loads(
 
 def _with_reads(load: LoadSnapshot, rank_table: _native.RankTable, first_shard: int) -> Load:
     """The shards of a rank read alike: the first one tells."""
-    return Load(
-        **msgspec.structs.asdict(load),
-        read_queue_tokens=rank_table.reading(first_shard) * rank_table.page_tokens,
-        read_tokens_per_s=rank_table.read_rate(first_shard) * rank_table.page_tokens,
-    )
+    reads = {
+        "read_queue_tokens": rank_table.reading(first_shard) * rank_table.page_tokens,
+        "read_tokens_per_s": rank_table.read_rate(first_shard) * rank_table.page_tokens,
+    }
+    return Load(**msgspec.structs.asdict(load) | reads)
 
 
 @cache

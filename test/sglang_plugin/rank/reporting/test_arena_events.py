@@ -19,7 +19,7 @@ from test.unit.features.nodes.rig import until
 
 from banyan import _native
 from banyan.config import Config
-from banyan.router.blocks import ARENA, block_ids, pack
+from banyan.router.blocks import ARENA, BITS, block_ids, pack
 from banyan.router.events import EventFeed, read_batch
 from banyan.sglang_plugin.rank.reporting.arena_events import ArenaEvents
 
@@ -39,7 +39,7 @@ def router(*batches):
 
 
 def in_arena(feed):
-    return [block_id for block_id in IDS if feed.blocks.run([block_id], 0, feed.blocks.bits_of(ARENA))]
+    return [block_id for block_id in IDS if feed.blocks.run([block_id], 0, BITS[ARENA])]
 
 
 def test_events_when_pages_come_and_go_then_the_router_knows_them_by_the_names_that_it_computes():

@@ -27,13 +27,14 @@ def test_curve_when_pages_lay_in_pool_and_arena_but_for_the_last_moment_then_the
     full = SimpleNamespace(residency_report=report, figures=dict, pools=None)
     kinds = SimpleNamespace(full=full, node_pages=(100, 100))
     pages = b"".join((number << 1).to_bytes(PAGE_BYTES, "little") for number in range(1, 151))
-    rank = RankFigures(
+    parts = SimpleNamespace(
         kinds=kinds,
         demand=SimpleNamespace(hear=lambda: None),
         reuse=reuse,
-        page_tokens=PAGE,
-        **dict.fromkeys(("planner", "dropped", "counters", "began_s", "pseudonyms", "tenants")),
+        setup=SimpleNamespace(page_tokens=PAGE, counters=None, carried={"server": "s"}),
+        **dict.fromkeys(("planner", "dropped", "began_s")),
     )
+    rank = RankFigures(parts)
     monkeypatch.setattr(RankFigures, "_room", lambda self: {})
     for _ in range(10):
         for at in range(0, len(pages), PAGE_BYTES):

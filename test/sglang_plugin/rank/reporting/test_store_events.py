@@ -23,7 +23,7 @@ from test.sglang_plugin.rank.reporting.test_arena_events import (
 from test.sglang_plugin.rank.test_linker import make_rank, polled_until, transfer
 
 from banyan import _native
-from banyan.router.blocks import STORE
+from banyan.router.blocks import BITS, STORE
 from banyan.sglang_plugin.rank import identity
 from banyan.sglang_plugin.rank.reporting.store_events import AGAIN_S, MOST_MOVED, PAUSE_S, SLICE_PLACES, StoreEvents
 
@@ -106,7 +106,7 @@ def write(linker, pages):
 
 
 def in_store(feed):
-    return [block_id for block_id in IDS if feed.blocks.run([block_id], 0, feed.blocks.bits_of(STORE))]
+    return [block_id for block_id in IDS if feed.blocks.run([block_id], 0, BITS[STORE])]
 
 
 def test_rank_when_its_pages_are_stored_and_flushed_then_the_router_follows(start):

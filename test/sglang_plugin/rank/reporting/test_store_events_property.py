@@ -14,7 +14,7 @@ from sglang.srt.mem_cache.utils import hash_str_to_int64
 from test.conftest import examples
 
 from banyan._native import SharedBytes, Store
-from banyan.router.blocks import STORE
+from banyan.router.blocks import BITS, STORE
 from banyan.router.events import BlockRemoved, BlockStored, EventBatch, EventFeed
 from banyan.sglang_plugin.rank.reporting.store_events import AGAIN_S, StoreEvents
 
@@ -74,7 +74,7 @@ class World:
             assert self.known(feed) <= self.held(), "a page that has gone"
 
     def known(self, feed):
-        bits = feed.blocks.bits_of(STORE)
+        bits = BITS[STORE]
         return {key for key in KEYS if feed.blocks.run([hash_str_to_int64(key)], 0, bits)}
 
     def held(self):
