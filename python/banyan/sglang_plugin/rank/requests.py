@@ -212,8 +212,10 @@ def inserted_answer(page_tokens: int) -> tuple[str | None, str, list[str]] | Non
     if not num_pages or not req.finished():
         return None
     req.banyan_new_pages = 0
-    chain = _grown_keys(req, page_tokens) or []
-    return (req.cache_salt, chain[num_pages - 1], chain[num_pages:]) if len(chain) > num_pages else None
+    if len(req.origin_input_ids) + len(req.output_ids) < (num_pages + 1) * page_tokens + _tokens_ahead:
+        return None
+    chain = _grown_keys(req, page_tokens)
+    return None if chain is None else (req.cache_salt, chain[num_pages - 1], chain[num_pages:])
 
 
 def is_lasting_inserted() -> bool:
@@ -232,15 +234,17 @@ def _is_lasting(req: Any) -> bool:
 
 
 def _grown_keys(req: Any, page_tokens: int) -> list[str] | None:
-    return _keys(req, [*req.origin_input_ids, *req.output_ids], page_tokens)
+    # Arrays of SGLang's: a list of them would make an object of each token.
+    tokens = np.concatenate([np.asarray(part, dtype=np.int64) for part in (req.origin_input_ids, req.output_ids)])
+    return _keys(req, tokens, page_tokens)
 
 
-def _keys(req: Any, tokens: Sequence[int], page_tokens: int) -> list[str] | None:
+def _keys(req: Any, tokens: Sequence[int] | np.ndarray, page_tokens: int) -> list[str] | None:
     return page_keys(tokens, page_tokens, extra_key=req.extra_key, cache_salt=req.cache_salt)
 
 
 def page_keys(
-    tokens: Sequence[int], page_tokens: int, *, extra_key: str | None, cache_salt: str | None
+    tokens: Sequence[int] | np.ndarray, page_tokens: int, *, extra_key: str | None, cache_salt: str | None
 ) -> list[str] | None:
     """The keys of all complete pages of tokens; None where Banyan could not know them."""
     global _page_keys
