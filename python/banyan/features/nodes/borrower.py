@@ -375,7 +375,8 @@ class Borrower:
         match message:
             case Answer(number, num_pages):
                 self._over(self._asking.answered(number, node, num_pages, self._num_pulls[node]))
-            case Reading(number):
+            case Reading(number) if number in self._remote_prefetches:
+                # Nothing else that is asked takes a node so long.
                 self._asking.reads_on(number, node)
             case Refused(number, reason):
                 self._turned_down(self._asking.answered(number, node, 0), node, reason)

@@ -29,7 +29,7 @@ from banyan.features.nodes.page_server import PageServer
 from banyan.features.nodes.pull import NodeFound
 from banyan.features.nodes.questions import Best
 from banyan.features.nodes.tcp import TcpCarrier
-from banyan.features.nodes.wire import PLACE_BYTES, Answer, Ask, Refused, encode, pack_keys, read_by_borrower
+from banyan.features.nodes.wire import PLACE_BYTES, Answer, Ask, Reading, Refused, encode, pack_keys, read_by_borrower
 from banyan.transport.sealed.secret import Keys
 
 LENT = [3, 4, 5]
@@ -116,6 +116,23 @@ def test_node_when_it_stands_still_then_one_request_waits_and_the_next_does_not(
         two.remote.ask(Wanted("second", keys(1), 0, whole))
         assert not two.remote.is_awaited("second")
     until(lambda: two.borrower.num_listening == 1)
+
+
+def test_node_when_it_says_that_it_reads_and_was_not_to_then_it_stands_still_all_the_same(nodes) -> None:
+    one, two = nodes
+    one.keep([1], LENT[:1])
+    connect(one, two)
+    with one.page_server.lending._lock:
+        two.remote.ask(Wanted("r", keys(1), 0, whole))
+
+        def is_over():
+            for number in range(8):
+                two.borrower._take(NodeMessage(0, encode(Reading(number)), "there"))
+            two.poll()
+            return not two.remote.is_awaited("r")
+
+        until(is_over)
+        assert two.borrower.num_listening == 0
 
 
 def test_node_when_it_starts_again_then_it_is_asked_as_soon_as_it_is_reached(nodes) -> None:
