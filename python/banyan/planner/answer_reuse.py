@@ -5,8 +5,8 @@ It is learnt from prompts alone. One that goes on behind the page with which an 
 next, or something else instead. Where it is something else nearly always, answers are cold when they are given.
 
 Invariants
-  1. An answer is judged once, by the first prompt that goes on behind its own. Whose prompts they are is told by their
-     salt: what one client does with its answers says nothing of another's.
+  1. An answer is judged once, by the first prompt that goes on behind its own, if it was the last behind that. What one
+     owner's clients do with their answers says nothing of another's; clients without an owner are one.
   2. Pages are cold only while of their owner's last answers that were judged at least ``LEAST_JUDGED`` are known, and
      no more than ``MOST_CONTINUED`` of them were gone on from. A page that a prompt asks for is cold no more.
   3. What is remembered is bounded; a page that is forgotten is one like any other.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from banyan.latest import Latest
 
@@ -40,10 +41,10 @@ class Answers:
         self._cold: Latest[str, None] = Latest(MOST_PAGES)
 
     def given(self, owner: str | None, prompt_end: str, keys: Sequence[str]) -> None:
-        """Pages of an answer, or the next ones of it, behind a prompt that nobody had asked for before; ``prompt_end``
-        is the last page of that, without a token of the answer."""
-        self._given.setdefault(prompt_end, []).extend(keys)
-        self._num_given_pages += len(keys)
+        """Pages of an answer behind a prompt that nobody had asked for before; ``prompt_end`` is the last page of that,
+        without a token of the answer."""
+        self._num_given_pages += len(keys) - len(self._given.pop(prompt_end, ()))
+        self._given[prompt_end] = list(keys)
         while self._num_given_pages > MOST_PAGES:
             self._num_given_pages -= len(self._given.popitem(last=False)[1])
         if self._are_cold(owner):
@@ -53,11 +54,13 @@ class Answers:
         """A prompt of these pages has come. Pages of answers that it leaves out, and that are to go first."""
         for key in self._cold.keys() & keys:
             del self._cold[key]
+        ends = self._given.keys() & keys[:-1]
+        following = dict(pairwise(keys)) if ends else {}
         left_out: list[str] = []
-        for prompt_end in self._given.keys() & keys[:-1]:
+        for prompt_end in ends:
             answer = self._given.pop(prompt_end)
             self._num_given_pages -= len(answer)
-            is_continued = keys[keys.index(prompt_end) + 1] == answer[0]
+            is_continued = following[prompt_end] == answer[0]
             self._judged.used(owner, lambda: deque(maxlen=MOST_JUDGED)).append(is_continued)
             left_out += [] if is_continued else answer
         if not left_out or not self._are_cold(owner):
@@ -68,6 +71,12 @@ class Answers:
     def cold(self, keys: Iterable[str]) -> list[str]:
         """Those of these pages that are cold, in their order."""
         return [key for key in keys if key in self._cold] if self._cold else []
+
+    def forget(self) -> None:
+        """No page of before can be found any more. What owners do with their answers stays known."""
+        self._given.clear()
+        self._cold.clear()
+        self._num_given_pages = 0
 
     def _are_cold(self, owner: str | None) -> bool:
         judged = self._judged.get(owner, ())

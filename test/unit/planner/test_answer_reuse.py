@@ -92,6 +92,25 @@ def test_answer_when_its_prompt_is_only_asked_for_again_then_it_is_not_judged():
     assert answers.asked(None, [*pages("system"), "an end", "something else"]) == pages("thought")
 
 
+def test_answer_when_another_comes_behind_the_same_prompt_then_only_that_one_is_judged():
+    answers = Answers()
+    learn(answers, [False] * MOST_JUDGED)
+    answers.given(None, "an end", pages("first"))
+    answers.given(None, "an end", pages("second"))
+    assert answers.asked(None, ["an end", *pages("second", "next")]) == []
+    assert answers.cold(pages("second")) == []
+
+
+def test_answers_when_the_weights_have_changed_then_what_owners_do_with_theirs_stays_known():
+    answers = Answers()
+    learn(answers, [False] * MOST_JUDGED)
+    answers.given(None, "an end", pages("old"))
+    answers.forget()
+    assert answers.cold(pages("old")) == answers.asked(None, ["an end", "something else"]) == []
+    answers.given(None, "an end", pages("new"))
+    assert answers.cold(pages("new")) == pages("new")
+
+
 def test_answers_when_they_are_many_then_the_oldest_are_forgotten():
     answers = Answers()
     learn(answers, [False] * MOST_JUDGED)

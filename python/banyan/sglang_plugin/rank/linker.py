@@ -104,6 +104,7 @@ class BanyanLinker(Rank, UnifiedCacheLinker):
             method = getattr(self, name)
             setattr(self, name, faults.quiet(method, f"linker.{name}", otherwise, stops=stops))
         faults.hush(self, "_poll_tiers", "arrive", "offer_again", "_forget_gone", "_wanted")
+        faults.hush(self, "_judge_answers", "_note_answer")
         faults.stop_with(self.stop)
         faults.count_at(self.kinds.full.count_failure)
 

@@ -23,6 +23,8 @@ from banyan.arena.page_source import Worth, all_that_is_found
 from banyan.arena.write_back import WriteBack
 from banyan.cache import PrefixCache
 from banyan.core import Run, SourceKind
+from banyan.routing.conversation import name_of
+from banyan.routing.tenant_secret import SALT_CHARS
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.access import Window
 from banyan.sglang_plugin.pools.kind_pools import RankPools
@@ -155,7 +157,7 @@ class Rank:
         requests.note_prompt(request, pages, asked_before, self._lines.saw)
         if asked_before is not None and asked_before < len(keys) * self.page_tokens:
             requests.note_new(request, len(keys), self.page_tokens)
-        left_out = self.answers.asked(requests.salt_of(request), keys)
+        self._judge_answers(request, keys)
         if getattr(requests.find(request), "session", None) is not None:
             # Aborted or refused in the queue, it would wait until a client closes the session: SGLang keeps it there.
             self.demand.served(request)
@@ -167,8 +169,6 @@ class Rank:
         if not self.kinds.have_tiers or (full.guards_adapters and requests.is_of_this_server(request)):
             return
         full.residency_report.saw(request, keys)
-        if left_out and full.tier is not None:
-            full.tier.residency.demote(left_out)
         may_read = full.tier is not None and full.tier.sources
         self.kinds.arrive(request, keys, self.worth_of(request) if may_read else all_that_is_found)
 
@@ -216,13 +216,31 @@ class Rank:
         self._publication.announce(full.keys)
         self.owners.entered(full.keys)
         self.demand.came(full.keys)
-        answer = requests.inserted_answer(self.page_tokens)
-        if answer is not None:
-            self.answers.given(*answer)
         window: Window | None = None
         for kind, transfer in zip(self.kinds.beside, beside, strict=False):
             window = kind.node(transfer.keys, transfer.device_indices)
-        return self._access.offload(full.device_indices, full.keys, window)
+        is_offered = self._access.offload(full.device_indices, full.keys, window)
+        self._note_answer()
+        return is_offered
+
+    def _judge_answers(self, request: str, keys: list[str]) -> None:
+        """What its prompt leaves out of answers of before goes first."""
+        left_out = self.answers.asked(self._owner(requests.salt_of(request)), keys)
+        tier = self.kinds.full.tier
+        if left_out and tier is not None:
+            tier.residency.demote(left_out)
+
+    def _note_answer(self) -> None:
+        answer = requests.inserted_answer(self.page_tokens)
+        if answer is not None:
+            cache_salt, prompt_end, keys = answer
+            self.answers.given(self._owner(cache_salt), prompt_end, keys)
+
+    def _owner(self, cache_salt: str | None) -> str | None:
+        """Whose answers they are: a tenant's, whatever its clients choose besides. Nobody keeps a client's text."""
+        if not cache_salt:
+            return None
+        return name_of(cache_salt[:SALT_CHARS] if self.kinds.full.config.tenant_secret_file else cache_salt)
 
     def _poll(self) -> None:
         self._planner.step_begins()
@@ -272,6 +290,7 @@ class Rank:
         self._move()
 
     def _move(self) -> None:
+        self.answers.forget()
         self.cache.move_to([kind.join for kind in self.kinds])
         if self._allocator.available_size() < self._allocator.num_pages * self.page_tokens:
             self.hold_back("the weights changed while pages of the old ones were in use")

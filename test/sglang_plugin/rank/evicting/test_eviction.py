@@ -204,6 +204,16 @@ def test_evict_when_prompts_leave_answers_out_then_an_answer_goes_and_no_prompt_
     assert [cache.num_held(prompt(number)) for number in range(4)] == [PROMPT, PROMPT, 0, PROMPT]
 
 
+def test_evict_when_a_request_waits_for_an_answer_then_it_stays_though_prompts_leave_answers_out(rig):
+    cache, _, linker = rig
+    leave_out(linker.answers)
+    nodes = [cache.insert(prompt(number)) for number in range(3)]
+    linker.answers.given(None, "a prompt's end", cache.tree_core.get_hash_values(nodes[1]))
+    asked(linker, [key_of(cache, nodes[1])], "r")
+    cache.evict(PROMPT)
+    assert [cache.num_held(prompt(number)) for number in range(3)] == [0, PROMPT, PROMPT]
+
+
 def test_evict_when_a_request_uses_a_duplicate_then_it_stays(rig):
     cache, elsewhere, _ = rig
     nodes = [cache.insert(prompt(number)) for number in range(3)]

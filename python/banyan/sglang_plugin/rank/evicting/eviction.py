@@ -41,6 +41,9 @@ from banyan.sglang_plugin.rank.one_rank import Rank
 
 logger = logging.getLogger("banyan")
 
+COLD_SHARE = 0.01
+"""Of its reload cost, for an answer of which nobody is expected to go on: a prompt that waits for it counts as ever."""
+
 MOST_STRETCHES_KNOWN = 8 * STRETCHES_PER_POOL
 """Several times what a pool can hold. More means that the tree was emptied meanwhile, and these are forgotten."""
 
@@ -286,7 +289,7 @@ class VictimChoice:
         return [
             Leaf(node, key or "", *found.get(key, (None, 0.0)))
             if key not in cold or not self._is_answer(node)
-            else Leaf(node, key, found[key][0], 0.0)
+            else Leaf(node, key, found[key][0], COLD_SHARE * found[key][1])
             for node, key in zip(nodes, last_pages, strict=True)
         ]
 
