@@ -7,8 +7,8 @@ next, or something else instead. Where it is something else nearly always, answe
 Invariants
   1. An answer is judged once, by the first prompt that goes on behind its own, if it was the last behind that. What one
      owner's clients do with their answers says nothing of another's; clients without an owner are one.
-  2. Pages are cold only while of their owner's last answers that were judged at least ``LEAST_JUDGED`` are known, and
-     no more than ``MOST_CONTINUED`` of them were gone on from. A page that a prompt asks for is cold no more.
+  2. Pages become cold only while of their owner's last judged answers at least ``LEAST_JUDGED`` are known, and no more
+     than ``MOST_CONTINUED`` of them were gone on from. A page that a prompt asks for is cold no more.
   3. What is remembered is bounded; a page that is forgotten is one like any other.
 
 One thread.
