@@ -65,3 +65,8 @@ def salted(salt: str, own: str | None) -> str:
     """The salt of a request of the tenant with ``salt``, whose client has said ``own``."""
     own = own or ""
     return own if own.startswith(salt) else salt + own
+
+
+def tenants_part(cache_salt: str, secret_file: str) -> str:
+    """Of a salt, what no client can choose: the tenant's where the server has a ``secret_file``; else all of it."""
+    return cache_salt[:SALT_CHARS] if secret_file else cache_salt

@@ -24,7 +24,7 @@ from banyan.arena.write_back import WriteBack
 from banyan.cache import PrefixCache
 from banyan.core import Run, SourceKind
 from banyan.routing.conversation import name_of
-from banyan.routing.tenant_secret import SALT_CHARS
+from banyan.routing.tenant_secret import tenants_part
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.access import Window
 from banyan.sglang_plugin.pools.kind_pools import RankPools
@@ -240,7 +240,7 @@ class Rank:
         """Whose answers they are: a tenant's, whatever its clients choose besides. Nobody keeps a client's text."""
         if not cache_salt:
             return None
-        return name_of(cache_salt[:SALT_CHARS] if self.kinds.full.config.tenant_secret_file else cache_salt)
+        return name_of(tenants_part(cache_salt, self.kinds.full.config.tenant_secret_file))
 
     def _poll(self) -> None:
         self._planner.step_begins()

@@ -21,7 +21,7 @@ from banyan.arena.page_source import all_that_is_found
 from banyan.features.told.command import Action, Command
 from banyan.features.told.prefix import Prefix
 from banyan.features.told.table import Refused, Told
-from banyan.routing.tenant_secret import SALT_CHARS
+from banyan.routing.tenant_secret import tenants_part
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.page_hash import namespace_seed
 from banyan.sglang_plugin.rank import requests
@@ -175,7 +175,7 @@ class ToldRank(Attachment):
         salt = command.cache_salt
         if not salt:
             return _seed(command.extra_key, None)
-        return _seed(None, salt[:SALT_CHARS] if self._rank.kinds.full.config.tenant_secret_file else salt)
+        return _seed(None, tenants_part(salt, self._rank.kinds.full.config.tenant_secret_file))
 
     @cached_property
     def _pseudonyms(self) -> Pseudonyms:
