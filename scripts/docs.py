@@ -22,7 +22,7 @@ from tables import figure_table, knob_table, path_table
 
 from banyan import config, patches
 from banyan.router import settings
-from benchmark import carriers_page, ceiling_runs, pd_page, ranks_page, rates_page, remote_page
+from benchmark import carriers_page, ceiling_runs, left_out_answers, pd_page, ranks_page, rates_page, remote_page
 from benchmark.alternatives import documented
 from benchmark.overhead import kept as overhead
 
@@ -56,6 +56,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "nixl kills figures": remote_page.nixl_kills_table,
     "carriers figures": carriers_page.table,
     "ceiling runs figures": ceiling_runs.table,
+    "left out answers figures": left_out_answers.table,
     "ranks figures": ranks_page.table,
     "rates figures": rates_page.table,
     "alternatives figures": documented.tables,

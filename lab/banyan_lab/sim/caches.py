@@ -103,7 +103,7 @@ class Pool:
         ]
 
 
-class _FrameTable:
+class BareFrameTable:
     """An ``ArenaFrameTable`` without memory: remembers which frames were leased."""
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class Arena:
     """The node's DRAM tier. ``num_pages`` 0: there is none."""
 
     def __init__(self, num_pages: int) -> None:
-        self._frame_table = _FrameTable()
+        self._frame_table = BareFrameTable()
         self._residency = Residency(self._frame_table, num_pages) if num_pages else None
 
     def __contains__(self, page: Page) -> bool:
