@@ -190,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmark.cold_prompts", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="60 short prompts, once")
-    parser.add_argument("--arm", action="append", choices=list(ARMS), help="only these; repeat it")
+    parser.add_argument("--arm", nargs="+", choices=list(ARMS), help="only these")
     parser.add_argument("--requests", type=int, default=1_000)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=1_024, help="of each prompt")

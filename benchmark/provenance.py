@@ -15,7 +15,7 @@ from typing import Any
 PACKAGES = ("sglang", "torch", "transformers", "banyan")
 REPOSITORY = Path(__file__).resolve().parents[1]
 DIRTY = "-dirty"
-"""Behind a commit: files of the checkout differed from it."""
+"""Behind a commit: files of the checkout differed from it, or there was a module more."""
 
 MOVED = "-moved"
 """Behind a commit: the checkout was another one when the figures were written down."""
@@ -28,6 +28,18 @@ def provenance() -> dict[str, Any]:
         "hardware": hardware(),
         "versions": versions(),
         "commit": commit_of_run(AT_START, commit(REPOSITORY)),
+        "load": {"at_start": LOAD_AT_START, "at_end": load()},
+    }
+
+
+def load() -> dict[str, Any]:
+    """How busy the machine is: processes that ran or waited to, over the last 1 and 15 minutes, and the processor time
+    that its host has taken from it since its start, in seconds."""
+    last_minute, _, last_quarter = os.getloadavg()
+    return {
+        "over_1m": round(last_minute, 2),
+        "over_15m": round(last_quarter, 2),
+        "stolen_s": _stolen_s(Path("/proc/stat")),
     }
 
 
@@ -75,10 +87,12 @@ def commit_of_run(at_start: str | None, now: str | None) -> str | None:
 
 
 def commit(folder: Path) -> str | None:
-    """Commit of the checkout, with DIRTY when tracked files differ from it; None outside of a checkout."""
+    """Commit of the checkout, with DIRTY when its code differs from it; None outside of a checkout."""
     try:
         head = _git(folder, "rev-parse", "HEAD")
-        dirty = _git(folder, "status", "--porcelain", "--untracked-files=no")
+        changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+        # A new module may have run as well; what else lies about did not.
+        dirty = changed or _git(folder, "ls-files", "--others", "--exclude-standard", "*.py")
     except (OSError, subprocess.SubprocessError):
         return None
     return f"{head}{DIRTY}" if dirty else head
@@ -102,6 +116,15 @@ def _cpu_model(path: Path) -> str:
     return platform.machine()
 
 
+def _stolen_s(path: Path) -> float | None:
+    """The eighth figure of the first line (proc_stat(5))."""
+    try:
+        fields = path.read_text().split("\n", 1)[0].split()
+        return int(fields[8]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return None
+
+
 def _gpus(folder: Path) -> list[str]:
     try:
         files = sorted(folder.glob("*/information"))
@@ -114,3 +137,4 @@ def _gpus(folder: Path) -> list[str]:
 AT_START = commit(REPOSITORY)
 """The commit when this module was imported, and with it the benchmark. A run may take hours, and somebody may commit
 meanwhile: what the checkout has at the end is not what ran."""
+LOAD_AT_START = load()

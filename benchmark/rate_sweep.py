@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Load until it breaks: how many requests a second does each system answer soon enough?
 
-    python -m benchmark.rate_sweep --data FOLDER          # five systems three times, some five minutes each
+    python -m benchmark.rate_sweep --data FOLDER          # six systems three times, some five minutes each
     python -m benchmark.rate_sweep --quick                # a first impression, and whether it runs
 
 Conversations are asked once, so that each system has of them what it keeps. Then they go on, in an order that is drawn,
@@ -22,6 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from benchmark.alternatives.play import warm_up
 from benchmark.alternatives.start import Running, hicache_path, running
 from benchmark.alternatives.systems import CONTEXT_TOKENS, GIB, NUM_RANKS, Budget, systems_of, token_bytes_of
 from benchmark.client import NativeClient, open_session
+from benchmark.compare import order_of_repetition
 from benchmark.load import send_all, send_at
 from benchmark.metrics import distribution, spread
 from benchmark.model import DEFAULT_TARGET, ensure_model
@@ -43,7 +45,7 @@ from benchmark.workload.scripts import ScriptLimits, history_scripts
 from benchmark.workload.sharegpt import load_conversations, openings
 from benchmark.workload.tokenizer import HuggingFaceTokenizer
 
-SYSTEMS = ("stock", "router", "hicache", "banyan", "banyan_route")
+SYSTEMS = ("stock", "router", "hicache", "lmcache", "banyan", "banyan_route")
 RATES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 WITHIN = (1, 2, 5)
 """Times the first token of a hit on an idle server."""
@@ -129,6 +131,7 @@ def figures(load: Load, answers: Sequence[Answer], took_s: float) -> dict[str, A
         "num_errors": len(answers) - len(done),
         "took_s": round(took_s, 1),
         "cached_share": round(sum(answer.cached_tokens for answer in done) / max(1, prompt_tokens), 4),
+        "cached_by_source": dict(sum((Counter(answer.cached_tokens_details) for answer in done), Counter())),
         "ttft_s": distribution(ttft_s for ttft_s in ttfts_s if ttft_s is not None),
         "inter_token_latency_ms": distribution(gaps_ms),
         "ttfts_s": ttfts_s,
@@ -219,12 +222,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in args.system or SYSTEMS}
     for repetition in range(args.repetitions):
         some = loads(histories, args.rates, args.seconds, args.seed + repetition)
-        for name, runs in found.items():
+        for name in order_of_repetition(list(found), repetition):
             # What HiCache writes is not what is measured here; it ends with the run.
             with tempfile.TemporaryDirectory(prefix="banyan-rates-") as disk:
                 systems = systems_of(budget, Path(disk), hicache_path(args.out / "plugin"))
                 with running(systems[name], model, args.out / "logs", Server) as up:
-                    runs.append(sweep(up, histories, some, args.seed))
+                    found[name].append(sweep(up, histories, some, args.seed))
     said = verdicts(found)
     for name, verdict in said["systems"].items():
         print(name, verdict)

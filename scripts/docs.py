@@ -44,6 +44,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "knobs router": lambda: knob_table(settings.Settings, settings.ROUTER),
     "other figures": lambda: figure_table(_text("stores") + _text("operations"), "other figures"),
     "paths": path_table,
+    "alerts": watching.alert_table,
     "pd figures": pd_page.table,
     "dual figures": pd_page.dual_table,
     "slow figures": pd_page.slow_table,

@@ -74,6 +74,18 @@ EVERY = "$__rate_interval"
 WRITTEN = SERIES["store_written_bytes"].name
 
 
+def alert_table() -> str:
+    """All alerts for people: a part of ``docs/runbook.md``."""
+    of_ranks = [(rule.name, rule.severity, rule.summary, rule.advice) for rule in RULES]
+    others = [
+        (name, severity, summary, advice) for name, severity, _, _, summary, advice, _ in SERVER_RULES + ROUTER_RULES
+    ]
+    rows = sorted(of_ranks + others, key=lambda row: row[1])
+    lines = ["| alert | severity | what it means | what then |", "|---|---|---|---|"]
+    lines += [f"| `{name}` | {severity} | {summary} | {advice} |" for name, severity, summary, advice in rows]
+    return "\n".join(lines) + "\n"
+
+
 def alert_rules() -> str:
     """The rules as a file for Prometheus."""
     lines = [

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from benchmark.metrics import paired_ratio, ranged, spread
 
 REFERENCE = "stock"
-OURS = ("banyan", "banyan_store", "banyan_route")
+OURS = ("banyan", "banyan_even", "banyan_store", "banyan_route")
 OTHERS = ("as_shipped", "stock", "stock_again", "router", "hicache", "lmcache")
 ATTENTION = dict.fromkeys((*OURS, *OTHERS), "banyan_cpu") | {"as_shipped": "torch_native"}
 """The attention backend that a system takes on a CPU. Times of those with the same compare."""

@@ -20,6 +20,7 @@ COLORS = {
     "hicache": "#b58a6a",
     "lmcache": "#b5a36a",
     "banyan": "#2f6f4f",
+    "banyan_even": "#5c8f78",
     "banyan_store": "#4d9170",
     "banyan_route": "#7fb59a",
 }

@@ -27,6 +27,9 @@ GIB = 2**30
 NO_USAGE_REPORTS = ("LMCACHE_TRACK_USAGE", "false")
 """LMCache tells its makers of every start, unless this says otherwise."""
 
+AS_STOCK = ("--banyan-policy", "sglang")
+"""Ranks take turns, as those of stock SGLang, HiCache and LMCache do."""
+
 Front = Literal["none", "cache_aware", "banyan"]
 """Who places requests in front of several servers: nobody, SGLang's router, or `banyan route`."""
 
@@ -95,6 +98,11 @@ def systems_of(budget: Budget, disk: Path, hicache_path: str) -> dict[str, Syste
         _hicache(budget, disk / "hicache", hicache_path),
         _lmcache(budget, disk / "lmcache.yaml"),
         System("banyan", "Banyan, dp 2", (_one("banyan", budget, "on", *_arena(budget, 1)),)),
+        System(
+            "banyan_even",
+            "Banyan, placed as stock",
+            (_one("banyan_even", budget, "on", *_arena(budget, 1), *AS_STOCK),),
+        ),
         _with_store(budget, disk / "banyan_store"),
         System("banyan_route", "banyan route, two servers", _two("banyan_route", budget, _routed), "banyan"),
     )
@@ -103,7 +111,7 @@ def systems_of(budget: Budget, disk: Path, hicache_path: str) -> dict[str, Syste
 
 DEFAULT_SYSTEMS = (
     *("as_shipped", "stock", "stock_again", "router", "hicache", "lmcache"),
-    *("banyan", "banyan_store", "banyan_route"),
+    *("banyan", "banyan_even", "banyan_store", "banyan_route"),
 )
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """python -m benchmark.overhead: what sharing costs where nothing is shared and steps take milliseconds.
 
-Two servers of a tiny model with a long context, alike but for ``--banyan-share``, are asked in turns. Ends with 1 when
-a figure is beyond its bound.
+Two servers of a tiny model with a long context, alike but for ``--banyan-share``, are asked in turns, the other one
+asleep. The client runs on the same cores. Ends with 1 when a figure is beyond its bound.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,17 +51,30 @@ def measured(ranks: int, cases: Sequence[Case], args: argparse.Namespace) -> lis
         players = {kind: Player(one, ranks, args.seed) for kind, one in servers.items()}
         for player in players.values():
             player.fill()
+        for one in servers.values():
+            one.asleep()
         rows = []
         for case in cases:
             rounds: dict[str, list[Round]] = {kind: [] for kind in KINDS}
             for number in range(-1, args.rounds):
                 for kind in KINDS if number % 2 else KINDS[::-1]:
-                    played = players[kind].play(case)
+                    with awake(servers[kind]):
+                        played = players[kind].play(case)
                     # The first of each is to warm up.
                     rounds[kind] += [played] if number >= 0 else []
             rows.append(verdict.compared(case, rounds["on"], rounds["off"]))
             say(ranks, rows[-1])
         return rows
+
+
+@contextmanager
+def awake(server: Server) -> Iterator[None]:
+    """For a round: what the other one has left to do must not take its cores."""
+    server.awake()
+    try:
+        yield
+    finally:
+        server.asleep()
 
 
 def server(kind: Share, ranks: int, folder: Path) -> Server:

@@ -43,12 +43,12 @@ def _prompts(tokens: int, num_requests: int, num_at_once: int) -> Case:
     )
 
 
-def _streams(num: int, output_tokens: int) -> Case:
+def _streams(num: int, output_tokens: int, num_rounds: int = 1) -> Case:
     return Case(
         name=f"{num} streams" if num > 1 else "1 stream",
         prompt_tokens=32,
         output_tokens=output_tokens,
-        num_requests=num,
+        num_requests=num * num_rounds,
         num_at_once=num,
     )
 
@@ -59,7 +59,7 @@ CASES = (
     _prompts(512, 120, 8),
     _prompts(8_000, 4, 1),
     _prompts(100_000, 1, 1),
-    _streams(1, 200),
+    _streams(1, 100, 12),
     _streams(16, 100),
     _streams(64, 50),
     _streams(256, 25),

@@ -201,7 +201,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--data", type=Path, help="folder of recorded workloads")
     parser.add_argument("--workload", choices=(*SOURCES, *MADE), default="agents")
-    parser.add_argument("--system", action="append", choices=SYSTEMS, help="one of them; give several (default: all)")
+    parser.add_argument("--system", nargs="+", choices=SYSTEMS, help="only these (default: all)")
     parser.add_argument("--prompts", type=int, default=30)
     parser.add_argument("--ratio", type=float, default=1.75, help="of the working set to all pools")
     parser.add_argument("--ranks", type=int, default=2)

@@ -80,7 +80,10 @@ TOLD_GAUGES = {
 }
 """The same for what the cache was told."""
 
-TOLD_COUNTERS = {"num_refused": "pins that were refused since the start"}
+TOLD_COUNTERS = {
+    "num_refused": "pins that were refused since the start",
+    "num_untold": "actions of requests, and marks of `cache_control`, that were skipped since the start",
+}
 """Of that, what only grows."""
 
 SECTIONS = {

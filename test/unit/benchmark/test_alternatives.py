@@ -92,7 +92,7 @@ class TestSystems:
 
     def test_systems_with_dram_when_listed_then_all_have_the_same_in_total(self):
         made = systems_of(BUDGET, Path("disk"), "p")
-        for name in ("banyan", "banyan_store", "banyan_route"):
+        for name in ("banyan", "banyan_even", "banyan_store", "banyan_route"):
             total = sum(float(flag(spec, "--banyan-host-gb")) for spec in made[name].specs)
             assert total == pytest.approx(BUDGET.dram_gib, rel=1e-4)
         spec = made["hicache"].specs[0]

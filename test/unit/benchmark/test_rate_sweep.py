@@ -67,3 +67,11 @@ def test_verdicts_when_a_rate_was_played_several_times_then_its_median_counts_an
     verdict = verdicts({"some": runs})["systems"]["some"]
     assert verdict["within"]["1"]["5"] == {"median": 0.5, "min": 0.0, "max": 1.0, "values": [0.5, 1.0, 0.0]}
     assert verdict["goodput_per_s"]["values"] == [1.5, 3.0, 0.0] and verdict["carries_per_s"] == 0.0
+
+
+def test_figures_when_answers_say_where_their_tokens_were_then_they_are_added_up():
+    load = Load(1.0, 2.0, ((1,), (2,)), (0.0, 1.0))
+    answers = [answered(0.1, "") for _ in range(2)]
+    for answer, (device, peer) in zip(answers, [(3, 0), (1, 4)], strict=True):
+        answer.cached_tokens_details = {"device": device, "peer": peer}
+    assert figures(load, answers, 1.0)["cached_by_source"] == {"device": 4, "peer": 4}

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 import argparse
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 from bench_fakes import record, run_result
 
 from benchmark import provenance as about_runs
-from benchmark.provenance import commit_in_words, commit_of_run, hardware, place_and_time, provenance
+from benchmark.provenance import commit, commit_in_words, commit_of_run, hardware, place_and_time, provenance
 from benchmark.results import append_lines, read_lines, write_report
 
 
@@ -31,7 +32,8 @@ def test_lines_when_a_run_is_written_then_requests_come_before_their_summary() -
 
 def test_provenance_when_asked_then_names_machine_versions_and_commit() -> None:
     about = provenance()
-    assert set(about) == {"date", "hardware", "versions", "commit"}
+    assert set(about) == {"date", "hardware", "versions", "commit", "load"}
+    assert about["load"]["at_end"]["over_1m"] >= 0 and about["load"]["at_end"]["stolen_s"] is not None
     assert hardware()["num_cores"] >= 1 and hardware()["memory_bytes"] > 0
     assert about["versions"]["python"].startswith("3.")
 
@@ -74,3 +76,16 @@ def test_report_when_somebody_commits_before_its_end_then_it_has_the_commit_that
     monkeypatch.setattr(about_runs, "commit", lambda folder: "that-came-later")
     write_report(tmp_path / "report.json", {}, argparse.Namespace())
     assert json.loads((tmp_path / "report.json").read_text())["provenance"]["commit"] == "that-ran-moved"
+
+
+def test_commit_when_a_module_is_new_then_the_checkout_is_dirty_and_other_new_files_do_not_matter(
+    tmp_path: Path,
+) -> None:
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@e"]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "m"]):
+        subprocess.run([*git, *words], check=True)
+    (tmp_path / "log.txt").write_text("")
+    clean = commit(tmp_path)
+    assert clean is not None and "-" not in clean
+    (tmp_path / "new.py").write_text("")
+    assert commit(tmp_path) == f"{clean}-dirty"
