@@ -134,12 +134,6 @@ LINES = [
     ),
     line(
         README,
-        "**Pairs** were slower",
-        *of("pd_combined", said.span_of("ttft_ratio"), "cells"),
-        *of("pd_combined", said.span_of("tokens_per_s_ratio"), "cells"),
-    ),
-    line(
-        README,
         "With nothing to share",
         *of("ranks", said.span_of_first_runs("ttft_ratios"), "rows"),
         *of("ranks", said.span_of_first_runs("latency_ratios"), "rows"),
@@ -264,7 +258,7 @@ LINES = [
     line(PAGE, "small messages of the highest class", *of("pd_classes", said.hundredths, "high_class_p99_ratio")),
     line(
         PAGE,
-        "told to keep, to bring",
+        "A soak of an hour: 16 clients",
         *of("soak", said.count, "num_requests", "num_compared"),
         *of("soak", said.of_last_sample("fetches_failed"), "samples"),
         *of("soak", said.of_last_sample("read_failed_pages"), "samples"),
