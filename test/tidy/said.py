@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -213,3 +214,29 @@ def mean_ttft_to_router(system: str, per_s: str) -> Callable[[Mapping[str, Rows]
         return ranged(ratio)
 
     return words
+
+
+def points(share: float) -> str:
+    return tenths(100 * share)
+
+
+def furthest_of(arenas: Sequence[str]) -> Callable[[Rows], str]:
+    """Within how many whole points all reports of these arenas were."""
+    return lambda runs: (
+        f"within {math.ceil(100 * max(abs(run['off']) for run in runs if run['arena'] in arenas))} points"
+    )
+
+
+def _added(runs: Rows, answers: str) -> list[float]:
+    """What a rule adds to what is found, in points."""
+    return [100 * (run["found"] - run["found_without"]) for run in runs if run["answers"] == answers]
+
+
+def most_added(runs: Rows) -> str:
+    assert set(_added(runs, "kept")) == {0.0}
+    return f"up to {max(_added(runs, 'left out')):.1f} points"
+
+
+def least_added(runs: Rows) -> str:
+    added = _added(runs, "left out")
+    return f"the worst of {len(added)} such runs lost {-min(added):.1f}"

@@ -22,7 +22,7 @@ DOCS = ROOT / "docs"
 PAGE, README, DEPLOYMENT = DOCS / "benchmarks.md", ROOT / "README.md", DOCS / "deployment.md"
 SERVING, ALTERNATIVES = DOCS / "benchmarks" / "serving.md", DOCS / "benchmarks" / "alternatives.md"
 PLACEMENT = DOCS / "benchmarks" / "placement.md"
-RATES = DOCS / "benchmarks" / "rates.md"
+RATES, CEILING = DOCS / "benchmarks" / "rates.md", DOCS / "benchmarks" / "ceiling.md"
 CAPACITY = DOCS / "design" / "0014-one-capacity.md"
 
 
@@ -294,6 +294,20 @@ LINES = [
         *of("overhead", said.ms, *(STEPS.format(ranks, number) for ranks in (1, 2) for number in (64, 256))),
         *of("overhead", said.ms, *(f"by_ranks/{ranks}/case=prompts of 512/scheduler_us" for ranks in (1, 2))),
         *of("overhead", said.ms, "by_ranks/2/case=prompts of 512/dispatcher_us"),
+    ),
+    line(
+        CEILING,
+        "For half of the arena and for twice of it",
+        *of("ceiling_runs", said.furthest_of(("half", "double")), "runs"),
+        *of(
+            "ceiling_runs", said.points, *(f"runs/trace=claude_code_a,arena={word}/off" for word in ("half", "double"))
+        ),
+    ),
+    line(
+        CEILING,
+        "**Where answers are kept the rule changes nothing.**",
+        *of("left_out_answers", said.most_added, "runs"),
+        *of("left_out_answers", said.least_added, "runs"),
     ),
     line(
         CAPACITY,
