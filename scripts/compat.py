@@ -96,7 +96,12 @@ def main(argv: list[str], *, fetched: Callable[[str, Path], Path] = fetch) -> in
     parser.add_argument("release", metavar="SGLANG")
     parser.add_argument("--no-diff", action="store_true", help="leave the upstream changes out")
     asked = parser.parse_args(argv)
-    queue = [*patches.load_queue(), *patches.load_queue(ENGINE_PATCHES)]
+    # Its wheel says nothing of the packages that it only asks for: those are released by themselves.
+    queue = [
+        patch
+        for patch in (*patches.load_queue(), *patches.load_queue(ENGINE_PATCHES))
+        if all(source.package == "sglang" for source in patch.sources)
+    ]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / asked.release
         folder.mkdir()

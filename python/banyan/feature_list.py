@@ -18,7 +18,7 @@ from typing import Any
 
 from banyan.config import DEFAULT_TOLD_SHARE, SGLANG_POLICY, Config
 from banyan.feature import Asked, Feature, Parts, StoreScheme
-from banyan.patches import Misfit
+from banyan.patches import WRITTEN_AGAINST, Misfit
 from banyan.refusals.models import ModelFacts
 from banyan.refusals.start import misfit_refusal
 
@@ -171,6 +171,12 @@ class Off:
     name: str
     feature: Feature
     reasons: tuple[str, ...]
+    package: str = "sglang"
+    """The one that is not as it was."""
+
+    @property
+    def way_out(self) -> str:
+        return f"install {self.package}=={WRITTEN_AGAINST[self.package]} as it was published"
 
     @property
     def line(self) -> str:
@@ -189,14 +195,14 @@ def absent() -> list[Off]:
 
 def switched_off(misfits: Iterable[Misfit]) -> list[Off]:
     """What patches that do not fit switch off, in the order of ``FEATURES``."""
-    reasons: dict[tuple[str, str], list[str]] = {}
+    of_each: dict[tuple[str, str], list[Misfit]] = {}
     for misfit in misfits:
         feature = _BY_NAME[misfit.patch.feature]
         name = misfit.patch.name if feature.is_severable else feature.name
-        reasons.setdefault((feature.name, name), []).append(str(misfit))
+        of_each.setdefault((feature.name, name), []).append(misfit)
     order = list(_BY_NAME)
-    found = sorted(reasons.items(), key=lambda item: order.index(item[0][0]))
-    return [Off(name, _BY_NAME[feature], tuple(lines)) for (feature, name), lines in found]
+    found = sorted(of_each.items(), key=lambda item: order.index(item[0][0]))
+    return [Off(name, _BY_NAME[feature], tuple(map(str, own)), own[0].source.package) for (feature, name), own in found]
 
 
 def refusals(off: Mapping[str, Sequence[str]], asked: Asked) -> list[str]:

@@ -112,7 +112,7 @@ def _seams() -> Finding:
     queue = patches.load_queue()
     off = switched_off(patches.changed(queue))
     detail = "; ".join(one.line for one in off) or f"{len(queue)} patches match the installed source"
-    return Finding("patch queue", not off, detail, f"install sglang=={SGLANG_VERSION} as it was published")
+    return Finding("patch queue", not off, detail, "; ".join(dict.fromkeys(one.way_out for one in off)))
 
 
 def _entry_point() -> Finding:

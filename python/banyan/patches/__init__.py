@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from banyan import SGLANG_VERSION
 from banyan.patches.source import WATCHES, definition, fingerprint, parsed_file
 
 HOOKED_KINDS = ("before", "after", "around", "register")
@@ -23,6 +24,9 @@ HOOKED_KINDS = ("before", "after", "around", "register")
 CONSEQUENCES = ("pass", "stop")
 """What a hook's failure means: SGLang goes on without it; or the process first stops to share, since what the hook was
 to do keeps wrong pages from being shared."""
+
+WRITTEN_AGAINST = {"sglang": SGLANG_VERSION, "smg_grpc_servicer": "0.14.1"}
+"""The release of each package that patches depend on. Of the second SGLang takes newer ones, too."""
 
 KINDS = (*HOOKED_KINDS, "subclass", "call")
 """The last two are upstream sources that Banyan inherits from or calls."""
@@ -40,6 +44,10 @@ class Source:
     def __post_init__(self) -> None:
         if self.watches not in WATCHES:
             raise ValueError(f"{self.target}: watches {self.watches!r} is none of {', '.join(WATCHES)}")
+
+    @property
+    def package(self) -> str:
+        return self.target.partition(".")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

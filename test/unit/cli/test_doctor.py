@@ -45,6 +45,13 @@ def test_patches_when_the_source_has_changed_then_what_is_off_and_the_way_out(mo
     assert f"install sglang=={SGLANG_VERSION}" in finding.advice
 
 
+def test_patches_when_what_sglang_asks_for_has_changed_then_that_is_to_be_installed_and_not_sglang(monkeypatch):
+    (patch,) = [patch for patch in patches.load_queue() if patch.places[0].package == "smg_grpc_servicer"]
+    monkeypatch.setattr(doctor.patches, "changed", lambda queue: [patches.Misfit(patch, patch.places[0], "changed")])
+    advice = doctor._seams().advice
+    assert advice == f"install smg_grpc_servicer=={importlib.metadata.version('smg_grpc_servicer')} as it was published"
+
+
 @pytest.mark.parametrize(
     ("names", "allowed", "is_ok"),
     [(["banyan"], None, True), ([], None, False), (["banyan"], ["other"], False), (["banyan"], ["banyan"], True)],

@@ -96,3 +96,16 @@ def test_release_when_the_index_has_none_then_exit_2_and_its_words(compat, capsy
 
     assert compat.main(["9.9.9"], fetched=fetched) == 2
     assert "No matching distribution" in capsys.readouterr().err
+
+
+def test_release_when_it_is_the_one_that_is_installed_then_every_patch_fits(compat, capsys):
+    """Guards are also put on what SGLang only asks for, and its wheel does not have."""
+    installed = Path(importlib.util.find_spec("sglang").origin).parent
+    queue = [*patches.load_queue(), *patches.load_queue(compat.ENGINE_PATCHES)]
+    assert any(one.package != "sglang" for patch in queue for one in patch.sources)
+    named = {
+        source._file_of(one.target, None)[0] for patch in queue for one in patch.sources if one.package == "sglang"
+    }
+    files = {f"sglang/{path.relative_to(installed)}": path.read_text() for path in named}
+    assert compat.main(["0.5.23"], fetched=packing(files)) == 0
+    assert "to read again" not in capsys.readouterr().out

@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from banyan import SGLANG_VERSION, _native, config, faults
+from banyan import _native, config, faults
 from banyan import feature_list as features
 from banyan.config import ARENA_FOLDER, DEFAULT_POLICY, LEVEL_POLICY, PART_FILE, Config
 from banyan.feature import Asked
@@ -186,9 +186,9 @@ def _without(off: Sequence[features.Off], wanted: Config, asked: Asked) -> Confi
     for one in off:
         logger.log(
             logging.WARNING if one.feature.is_used(asked) else logging.INFO,
-            "banyan: %s: install sglang==%s as it was published to have it",
+            "banyan: %s: %s to have it",
             one.line,
-            SGLANG_VERSION,
+            one.way_out,
         )
         wanted = one.feature.without(wanted)
     runtime.switch_off(*(one.name for one in off))
