@@ -503,6 +503,11 @@ def flags_in_environment() -> list[str] | None:
     return None if text is None else shlex.split(text)
 
 
+def names_flags() -> bool:
+    """Whether there are such flags, whatever they say."""
+    return FLAGS_VARIABLE in os.environ
+
+
 def cache_folder() -> Path | None:
     """Where this user keeps what can be computed again; None for a user without a home."""
     named = os.environ.get("XDG_CACHE_HOME", "")

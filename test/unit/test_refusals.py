@@ -5,6 +5,7 @@ from dataclasses import fields
 
 import pytest
 
+from banyan import SGLANG_VERSION
 from banyan.config import Config
 from banyan.refusals import (
     NOT_OF_FILES,
@@ -47,8 +48,9 @@ BAD = {
 }
 
 
-def test_refusals_when_the_server_can_share_then_there_are_none():
-    assert refusals(ServerFacts()) == []
+@pytest.mark.parametrize("version", [SGLANG_VERSION, f"{SGLANG_VERSION}+cu130"])
+def test_refusals_when_the_server_can_share_then_there_are_none(version):
+    assert refusals(ServerFacts(sglang_version=version)) == []
 
 
 @pytest.mark.parametrize("field", BAD)

@@ -22,6 +22,7 @@ from banyan.cli.finding import Finding
 from banyan.core import Address
 from banyan.feature_list import switched_off
 from banyan.owner import read_secret
+from banyan.refusals import is_release
 from banyan.store.backends import look
 from banyan.store.location import StoreLocation
 from banyan.transport.cuda_ipc.driver import CudaDriver
@@ -102,7 +103,7 @@ def _versions() -> Finding:
         return Finding("sglang", False, "not installed", f"pip install sglang=={SGLANG_VERSION}")
     return Finding(
         "sglang",
-        found == SGLANG_VERSION,
+        is_release(found),
         f"{found} (banyan {__version__}, Python {sys.version.split()[0]})",
         f"this release of Banyan works on sglang=={SGLANG_VERSION} only",
     )

@@ -15,6 +15,9 @@ from banyan.refusals.hicache import in_banyans_words
 from banyan.refusals.rule import Rule, lines_of
 from banyan.refusals.speculation import DraftFacts, draft_refusals
 
+REFUSED = "banyan: refused: "
+"""Before each line that says why."""
+
 MAX_SLOTS = 64
 """One pin bit for each reader of a node in a 64-bit word."""
 
@@ -78,6 +81,19 @@ class ServerFacts:
         return self.num_member_slots * (2 if self.has_arena else 1)
 
 
+def is_release(sglang_version: str) -> bool:
+    """Whether Banyan works on it. What stands behind a plus says how the same release was built (``+cu130``)."""
+    return sglang_version.partition("+")[0] == SGLANG_VERSION
+
+
+def release_refusal(sglang_version: str) -> str:
+    """The line for another release."""
+    return (
+        f"sglang {sglang_version} is installed, Banyan works on {SGLANG_VERSION} only: "
+        f"install sglang=={SGLANG_VERSION} or start without --enable-banyan"
+    )
+
+
 def _of_other_weights(name: str, applies: Callable[[Any], bool], way_out: str = "drop that flag") -> Rule[ServerFacts]:
     """Where the flag of this name applies, weights, or a part of them, are not those of the files that the model's path
     names."""
@@ -94,11 +110,8 @@ def _of_other_weights(name: str, applies: Callable[[Any], bool], way_out: str = 
 
 _RULES: tuple[Rule[ServerFacts], ...] = (
     Rule(
-        lambda f: f.sglang_version != SGLANG_VERSION,
-        lambda f: (
-            f"sglang {f.sglang_version} is installed, Banyan works on {SGLANG_VERSION} only: "
-            f"install sglang=={SGLANG_VERSION} or start without --enable-banyan"
-        ),
+        lambda f: not is_release(f.sglang_version),
+        lambda f: release_refusal(f.sglang_version),
     ),
     Rule(
         lambda f: f.device not in ("cpu", "cuda"),

@@ -2,7 +2,7 @@
 """THE seam: the only package that imports SGLang.
 
 SGLang calls ``register`` once in each of its processes, before it reads any argument. Without ``--enable-banyan``
-every hook passes through.
+every hook passes through. On another release of SGLang there are none (``other_release``).
 
 A folder says which process runs its files (the patches say the same, and a test compares):
 
@@ -16,10 +16,20 @@ The files beside this one run in each of them.
 
 from __future__ import annotations
 
+import importlib.metadata
+
 
 def register() -> None:
     """Entry point of the group ``sglang.srt.plugins``."""
     # Imported here: the package must import where SGLang is not installed (documentation, `banyan doctor`).
-    from banyan.sglang_plugin import seams
+    from banyan.refusals import is_release
 
-    seams.register()
+    version = importlib.metadata.version("sglang")
+    if is_release(version):
+        from banyan.sglang_plugin import seams
+
+        seams.register()
+    else:
+        from banyan.sglang_plugin import other_release
+
+        other_release.register(version)

@@ -20,10 +20,8 @@ from sglang.srt.utils import is_cpu
 from banyan import config as environment
 from banyan import faults
 from banyan.config import Config
+from banyan.refusals import REFUSED
 from banyan.telemetry import Stopwatch, log_as_json
-
-REFUSED = "banyan: refused: "
-"""Before each line that says why."""
 
 STOPWATCH = Stopwatch(time.perf_counter_ns)
 """What this process spends in Banyan's hooks, on its main thread: a scheduler's own."""

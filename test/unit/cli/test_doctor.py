@@ -27,6 +27,7 @@ def versions(monkeypatch, found):
         (None, f"pip install sglang=={SGLANG_VERSION}"),
         ("0.5.22", f"sglang=={SGLANG_VERSION} only"),
         (SGLANG_VERSION, None),
+        (f"{SGLANG_VERSION}+cu130", None),
     ],
 )
 def test_sglang_when_it_is_another_release_or_missing_then_which_one_to_install(monkeypatch, found, way_out):
