@@ -29,6 +29,9 @@ STOPWATCH = Stopwatch(time.perf_counter_ns)
 BOOKKEEPING = "_banyan"
 """Attribute of ServerArgs: underscore names are never sealed and are pickled to every child process."""
 
+IS_OFF = "_banyan_is_off"
+"""Another one, in its place: Banyan was asked for and does not fit this SGLang, which has been said."""
+
 
 def bookkeeping(server_args: Any) -> dict[str, Any] | None:
     """What the main process left for the others, or None when Banyan is off."""
@@ -39,6 +42,12 @@ def config() -> Config | None:
     """The configuration of this server, or None when Banyan is off."""
     carried = bookkeeping(get_server_args())
     return None if carried is None else carried["config"]
+
+
+def was_asked_for() -> bool:
+    """Whether this server was started with ``--enable-banyan``, also where it is off for all that."""
+    args = get_server_args()
+    return bookkeeping(args) is not None or getattr(args, IS_OFF, False)
 
 
 def log_as_asked(wanted: Config | None, process: str, **rank: int) -> None:

@@ -8,11 +8,17 @@ import pytest
 from sglang.srt.managers.communicator import FanOutCommunicator
 from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqOutput
 
+from banyan.config import Config
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.launcher.all_ranks import around_communicator_call
 from banyan.sglang_plugin.prompt_refusals import BadRequest
 
 OK, REFUSED, PLAIN = SimpleNamespace(success=True), SimpleNamespace(success=False), SimpleNamespace()
+
+
+@pytest.fixture(autouse=True)
+def _on(monkeypatch):
+    monkeypatch.setattr(runtime, "config", lambda: Config())
 
 
 def answered(*answers):

@@ -16,8 +16,15 @@ from sglang.srt.utils.aio_rwlock import RWLock
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from banyan import faults
+from banyan.config import Config
+from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.launcher import ending
 from banyan.sglang_plugin.launcher.all_ranks import around_awaited, around_communicator_call
+
+
+@pytest.fixture(autouse=True)
+def _on(monkeypatch):
+    monkeypatch.setattr(runtime, "config", lambda: Config())
 
 
 @pytest.fixture

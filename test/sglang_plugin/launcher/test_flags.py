@@ -185,7 +185,7 @@ def test_start_when_ranks_share_nothing_then_what_is_idle_is_said_once_and_no_ar
 
 def test_start_when_banyan_is_not_asked_for_then_the_arguments_are_stock():
     args = prepare_server_args(BASE)
-    assert runtime.bookkeeping(args) is None
+    assert runtime.bookkeeping(args) is None and not hasattr(args, runtime.IS_OFF)
     assert not args.enable_unified_cache_external_linker
     assert args.page_size is None and args.attention_backend is None
 
@@ -317,7 +317,7 @@ def test_start_when_the_source_of_a_core_patch_has_changed_then_stock_with_a_rea
     queue = [replace(one, fingerprint="0000") if one.name == "20-kv-pool" else one for one in seams.HOOKS.queue]
     monkeypatch.setattr(seams.HOOKS, "queue", queue)
     args = prepare_server_args([*BASE, "--enable-banyan"])
-    assert runtime.bookkeeping(args) is None
+    assert runtime.bookkeeping(args) is None and getattr(args, runtime.IS_OFF)
     assert not args.enable_unified_cache_external_linker
     # SGLang configures logging while it parses, so the line is on the real stderr.
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "banyan: " in line]

@@ -53,6 +53,14 @@ def ask():
     return asyncio.run(run())
 
 
+@pytest.mark.parametrize("attribute", [runtime.BOOKKEEPING, runtime.IS_OFF])
+def test_path_when_banyan_was_asked_for_then_it_is_there_though_banyan_is_off(attribute, monkeypatch):
+    monkeypatch.setattr(runtime, "get_server_args", lambda: SimpleNamespace(**{attribute: True}))
+    monkeypatch.setattr(http_server, "app", FastAPI())
+    health_ranks.before_setup_http()
+    assert health_ranks.HEALTH_RANKS_PATH in [route.path for route in http_server.app.routes]
+
+
 @pytest.mark.parametrize("status", [200, 503])
 def test_probe_when_all_ranks_report_then_it_is_told_what_sglang_says(rank_table, said, status):
     said.status = status

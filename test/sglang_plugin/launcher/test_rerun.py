@@ -189,11 +189,11 @@ BY_HTTP, BY_GRPC, BY_A_PROGRAM = (
 )
 
 
-@pytest.mark.parametrize("config", [Config(), None], ids=["on", "off"])
+@pytest.mark.parametrize("config", [Config(), Config(share="off", policy="sglang")], ids=["on", "share off"])
 @pytest.mark.parametrize("request_", [BY_GRPC, BY_A_PROGRAM], ids=["by gRPC", "by a program"])
 def test_request_when_the_server_was_told_to_end_then_it_keeps_the_server_no_longer(monkeypatch, request_, config):
     monkeypatch.setattr(runtime, "config", lambda: config)
-    monkeypatch.setattr(runtime, "is_sharing", lambda: config is not None)
+    monkeypatch.setattr(runtime, "is_sharing", lambda: config.shares)
     manager = SimpleNamespace(**vars(MANAGER) | {"gracefully_exit": True})
     around = faults.around(rerun.around_generate_request, "test")
 

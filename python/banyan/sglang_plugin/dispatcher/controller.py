@@ -35,11 +35,13 @@ MAX_DRAIN = 64
 
 def after_init_dispatcher(result: None, controller: Any) -> None:
     """Put Banyan's placement in front of whichever dispatch method SGLang has chosen."""
+    config = runtime.config()
+    if config is None:
+        return
     seams.verify("controller")
     controller.banyan_held = None
     controller.banyan_watchdog = None
-    config = runtime.config()
-    if config is None or not config.looks_up or not runtime.is_on("placement"):
+    if not config.looks_up or not runtime.is_on("placement"):
         return
     carried = runtime.bookkeeping(controller.server_args)
     assert carried is not None

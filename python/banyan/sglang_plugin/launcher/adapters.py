@@ -27,8 +27,10 @@ logger = logging.getLogger("banyan")
 def after_check_server_args(result: None, server_args: Any) -> None:
     """Give the adapters of checked arguments ids of their content, for this process and those that it starts."""
     carried = runtime.bookkeeping(server_args)
+    if carried is None or not carried["config"].shares:
+        return
     adapters = resolved_view(server_args).lora_paths
-    if carried is None or not carried["config"].shares or not adapters:
+    if not adapters:
         return
     # Before their content is looked at: they are loaded later.
     carried["noted"] += [model_files.note(adapter.lora_path) for adapter in adapters]

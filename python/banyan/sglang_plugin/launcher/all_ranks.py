@@ -39,6 +39,8 @@ async def around_communicator_call(
         BadRequest: where a rank has refused to give its memory away, with its line.
         HTTPException: where the ranks have ended.
     """
+    if runtime.config() is None:
+        return await original(communicator, obj)
     answers = await _while_they_live(original(communicator, obj))
     for answer in answers:
         if isinstance(answer, ReleaseMemoryOccupationReqOutput) and answer.rid is not None:
@@ -54,7 +56,8 @@ async def around_awaited(original: Callable[..., Awaitable[T]], manager: Any, *a
     Raises:
         HTTPException: where the ranks have ended.
     """
-    return await _while_they_live(original(manager, *args, **named))
+    answer = original(manager, *args, **named)
+    return await (answer if runtime.config() is None else _while_they_live(answer))
 
 
 async def _while_they_live(answer: Awaitable[T]) -> T:

@@ -17,6 +17,7 @@ from sglang.srt.entrypoints import http_server
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.launcher import all_ranks
 from banyan.sglang_plugin.launcher.clients import HEALTH_PATHS, route_of
 
@@ -34,7 +35,8 @@ END_SOONER = frozenset(("/abort_request", "/continue_generation"))
 
 def before_setup_http(*args: Any, **named: Any) -> None:
     """SGLang is about to serve."""
-    add_to(http_server.app)
+    if runtime.config() is not None:
+        add_to(http_server.app)
 
 
 def refuse_beside_http(request: Any, manager: Any) -> None:
@@ -44,7 +46,7 @@ def refuse_beside_http(request: Any, manager: Any) -> None:
     Raises:
         HTTPException: where this server was told to end. SGLang waits for as long as it has anything to answer.
     """
-    if not hasattr(request, "scope") and manager.gracefully_exit:
+    if not hasattr(request, "scope") and manager.gracefully_exit and runtime.config() is not None:
         raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, ENDS)
 
 
@@ -55,7 +57,7 @@ def around_set_server_stop_hook(original: Callable[..., None], manager: Any, hoo
         all_ranks.let_go()
         hook()
 
-    original(manager, stop)
+    original(manager, hook if runtime.config() is None else stop)
 
 
 def add_to(app: Any) -> None:

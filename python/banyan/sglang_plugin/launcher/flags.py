@@ -53,10 +53,6 @@ HEARS_LOADS = "total_tokens"
 """One of SGLang's ways to choose ranks, which it does not do then. Of a server over several nodes the ranks tell their
 loads over the network, and only with such a way the dispatcher is who listens; else nobody does until ``/v1/loads``."""
 
-IS_OFF = "_banyan_is_off"
-"""Attribute of ServerArgs that a program has built, as ``runtime.BOOKKEEPING``: Banyan does not fit this SGLang, which
-has been said."""
-
 F = TypeVar("F")
 
 HTTP_WORKER = "banyan.sglang_plugin.launcher.http_worker:app"
@@ -90,7 +86,7 @@ def take_environment(server_args: Any) -> None:
         words = config.flags_in_environment()
     except ValueError as error:
         runtime.refuse(words_refusal(config.FLAGS_VARIABLE, error))
-    if words is None or runtime.bookkeeping(server_args) is not None or getattr(server_args, IS_OFF, False):
+    if words is None or runtime.bookkeeping(server_args) is not None or getattr(server_args, runtime.IS_OFF, False):
         return
     try:
         server_args.page_size = server_args.page_size
@@ -105,12 +101,12 @@ def take_environment(server_args: Any) -> None:
     asked.load_balance_method = server_args.load_balance_method
     asked.disaggregation_mode = server_args.disaggregation_mode
     carried = _turned_on(asked, server_args)
-    setattr(server_args, IS_OFF, carried is None)
     _carry(server_args, carried)
 
 
 def _carry(server_args: Any, carried: dict[str, Any] | None) -> None:
     if carried is None:
+        setattr(server_args, runtime.IS_OFF, True)
         return
     setattr(server_args, runtime.BOOKKEEPING, carried)
     if runtime.device_of(server_args) == "cpu":

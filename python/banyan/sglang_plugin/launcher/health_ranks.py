@@ -20,7 +20,10 @@ from banyan.sglang_plugin.launcher.loads import rank_table_at
 
 def before_setup_http(*args: Any, **named: Any) -> None:
     """SGLang is about to serve."""
-    add_to(http_server.app)
+    # Only of a server with Banyan are there several such processes, and they hear its arguments after this. One on
+    # which Banyan does not fit has the path too: its probes ask there.
+    if runtime.is_front() or runtime.was_asked_for():
+        add_to(http_server.app)
 
 
 def add_to(app: Any) -> None:

@@ -61,6 +61,8 @@ def around_command(original: Callable[..., Any], updater: Any, command: Any) -> 
 
 def around_generation_command(original: Callable[..., Any], scheduler: Any, command: Any) -> Any:
     """Generation is to pause, or to go on: the last word counts."""
+    if runtime.config() is None:
+        return original(scheduler, command)
     goes_on = isinstance(command, ContinueGenerationReqInput)
     scheduler.banyan_goes_on = command if goes_on and scheduler._engine_paused and _is_away(scheduler) else None
     return None if scheduler.banyan_goes_on is not None else original(scheduler, command)

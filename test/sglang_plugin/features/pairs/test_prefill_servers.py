@@ -11,15 +11,22 @@ from sglang.srt.disaggregation.common import conn
 from sglang.srt.disaggregation.common.conn import CommonKVManager, CommonKVReceiver, PrefillServerInfo
 from sglang.srt.disaggregation.utils import KVClassType
 
+from banyan.config import Config
 from banyan.features.pairs.rank import by_mooncake, by_nixl, prefill_servers
 from banyan.features.pairs.rank.hand_over import HandOver
 from banyan.features.pairs.unanswered import Unanswered
+from banyan.sglang_plugin import runtime
 
 ADDRESS, ROOM = "10.0.0.1:8998", 11
 SAID = {
     **{"attn_tp_size": 1, "attn_cp_size": 1, "dp_size": 1, "pp_size": 1, "page_size": 16},
     **{"kv_cache_dtype": "bfloat16", "follow_bootstrap_room": True, "kv_layout": None},
 }
+
+
+@pytest.fixture(autouse=True)
+def _on(monkeypatch):
+    monkeypatch.setattr(runtime, "config", lambda: Config())
 
 
 class DecodeTables(HandOver, CommonKVManager):

@@ -11,13 +11,14 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sglang.srt.disaggregation.base.conn import KVPoll
 
 from banyan.features.pairs.rank.control_port import MAX_PEERS
 from banyan.features.pairs.unanswered import Unanswered
+from banyan.sglang_plugin import runtime
 
 logger = logging.getLogger("banyan")
 
@@ -148,8 +149,10 @@ def _is_the_same(manager: Any, prefill_server: str) -> bool:
 
 def around_query_prefill_dp_ranks(
     original: Callable[..., Any], bootstrap_addr: str, bootstrap_rooms: Sequence[int]
-) -> Mapping[str, int]:
+) -> Any:
     """SGLang asks which rank has each of these rooms; those that are said to have no rank are asked for again."""
+    if runtime.config() is None:
+        return original(bootstrap_addr, bootstrap_rooms)
     ask = functools.partial(original, bootstrap_addr, bootstrap_rooms)
     said: Any = _RANKS_OF_ROOMS.ask(bootstrap_addr, ask, {})
     asked = {str(room) for room in bootstrap_rooms}

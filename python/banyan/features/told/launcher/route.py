@@ -27,7 +27,9 @@ FIELDS = frozenset({"action", "input_ids", "text", "ttl_s", "cache_salt", "extra
 
 def before_setup_http(*args: Any, **named: Any) -> None:
     """SGLang is about to serve."""
-    add_to(http_server.app)
+    # Only of a server with Banyan are there several such processes, and they hear its arguments after this.
+    if runtime.is_front() or runtime.config() is not None:
+        add_to(http_server.app)
 
 
 def add_to(app: Any) -> None:

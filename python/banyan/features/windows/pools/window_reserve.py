@@ -18,9 +18,9 @@ from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 def after_evict_to_free_tokens(result: None, allocator: Any, tree_cache: Any, num_tokens: int) -> None:
     """SGLang has evicted what ``num_tokens`` need in either pool."""
     parts = allocator.full_attn_allocator, allocator.swa_attn_allocator
-    if tree_cache is None or not tree_cache.supports_prefix_sharing():
-        return
     if not all(isinstance(part, QuarantiningAllocator) for part in parts):
+        return
+    if tree_cache is None or not tree_cache.supports_prefix_sharing():
         return
     for part, name in zip(parts, ("num_tokens", "swa_num_tokens"), strict=True):
         part.evict_from(tree_cache, name)
