@@ -3,11 +3,13 @@
 their feature is off."""
 
 import json
+import pkgutil
 
 import pytest
 from test import imported
 
 from banyan import config, patches
+from banyan.sglang_plugin import hook_queue, runtime
 
 CHILD = """
 import json
@@ -101,6 +103,25 @@ def test_verify_when_sglang_skipped_another_hook_then_its_feature_is_off_unless_
     assert bool(report["refused"]) is bool(needed)
     assert report["off"] == ([] if needed else ["victims"])
     assert ("victims is off (SGLang evicts by age" in said) is not bool(needed)
+
+
+def test_hooks_when_one_breaks_while_it_is_loaded_then_the_others_are_registered_and_it_is_named(monkeypatch):
+    broken, well = [patch for patch in patches.load_queue() if patch.processes == ("main",)][:2]
+    resolve_name, registered = pkgutil.resolve_name, []
+
+    def resolve(name):
+        if name in (broken.hook, broken.target):
+            raise OSError("a library is gone")
+        return resolve_name(name)
+
+    monkeypatch.setattr(pkgutil, "resolve_name", resolve)
+    monkeypatch.setattr(hook_queue.HookRegistry, "register", lambda target, *hook: registered.append(target))
+    monkeypatch.setattr(runtime, "answers_clients", lambda: True)
+    hooks = hook_queue.Hooks([broken, well], is_on=lambda *names: True)
+    hooks.register()
+    assert registered == [well.target]
+    (misfit,) = [misfit for misfit in hooks.missing("main") if misfit.patch is broken]
+    assert "a library is gone" in misfit.reason
 
 
 def test_hooks_when_their_feature_is_off_in_the_main_process_then_they_are_not_registered():

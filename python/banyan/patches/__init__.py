@@ -115,7 +115,7 @@ def load_queue(folder: Path | None = None) -> list[Patch]:
 
 
 def _read(path: Path) -> Patch:
-    fields = tomllib.loads(path.read_text())
+    fields = tomllib.loads(path.read_text(encoding="utf-8"))
     try:
         return Patch(
             name=path.stem,

@@ -78,7 +78,15 @@ def _pieces(string: ast.JoinedStr) -> list[str]:
 
 
 def parsed_file(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+    """
+    Raises:
+        LookupError: when it cannot be read, or is not Python.
+    """
+    try:
+        # As Python reads it, whatever the locale.
+        return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError) as error:
+        raise LookupError(f"{path.name} cannot be read: {error}") from error
 
 
 def definition(
@@ -88,7 +96,7 @@ def definition(
     or of the installed one.
 
     Raises:
-        LookupError: when the file or the definition is not there.
+        LookupError: when the file or the definition is not there, or cannot be read.
     """
     path, names = _file_of(target, folder)
     found: ast.AST = parsed(path)
@@ -108,7 +116,7 @@ def text_of(target: str, *, folder: Path | None = None) -> str:
         found = definition(target, folder=folder)
     except LookupError:
         return ""
-    lines = path.read_text().splitlines(keepends=True)
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     first, last = getattr(found, "lineno", 1), getattr(found, "end_lineno", len(lines))
     return "".join(lines[first - 1 : last])
 

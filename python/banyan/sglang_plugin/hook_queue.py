@@ -31,8 +31,8 @@ class Hooks:
     def __init__(self, queue: Sequence[Patch], *, is_on: Callable[..., bool]) -> None:
         self.queue = queue
         self._is_on = is_on
-        self._broken: dict[str, ImportError | AttributeError] = {}
-        """Patches whose hook cannot be loaded: it imports what SGLang does not have."""
+        self._broken: dict[str, Exception] = {}
+        """Patches whose hook cannot be loaded: it imports what SGLang does not have, or what breaks here."""
 
     def register(self) -> None:
         """Register every hook whose module this process uses. Importing a module only to hook it would cost seconds."""
@@ -42,7 +42,7 @@ class Hooks:
                 continue
             try:
                 self._register(patch, is_main=is_main)
-            except (ImportError, AttributeError) as error:
+            except Exception as error:  # noqa: BLE001 - whatever one import raises, the patches behind it are registered
                 # Said by who asks for what is missing, where the hooks are wanted at all.
                 self._broken[patch.name] = error
 
@@ -137,7 +137,7 @@ def is_hooked(target: str) -> bool:
     """Whether SGLang has put a hook there. That it wraps something proves nothing: so do SGLang's own decorators."""
     try:
         found = pkgutil.resolve_name(target)
-    except (ImportError, AttributeError):
+    except Exception:  # noqa: BLE001 - what cannot be imported has no hook
         return False
     while hasattr(found, "__wrapped__"):
         if getattr(found, "__globals__", {}).get("__name__") == HookRegistry.__module__:

@@ -3,7 +3,11 @@
 
 import ast
 import functools
+import os
+import subprocess
+import sys
 import textwrap
+from dataclasses import replace
 
 import pytest
 
@@ -126,6 +130,31 @@ def test_upstream_definition_when_overloaded_then_the_body_that_runs_is_found():
     found = source.definition("sglang.srt.disaggregation.utils.get_kv_class")
     assert not found.decorator_list
     assert "NixlKVManager" in ast.unparse(found)
+
+
+def test_definition_when_its_file_is_not_python_then_that_patch_does_not_fit_and_the_others_do(tmp_path):
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "broken.py").write_text("def f(:\n")
+    (tmp_path / "sglang" / "well.py").write_text("def f(): ...\n")
+    tree = source.definition("sglang.well.f", folder=tmp_path)
+    well, broken = (
+        replace(QUEUE[0], target=f"sglang.{name}.f", fingerprint=source.fingerprint(tree), also=(), relies_on=())
+        for name in ("well", "broken")
+    )
+    (misfit,) = patches.changed([broken, replace(well, watches="body")], tmp_path)
+    assert misfit.patch is broken and "broken.py cannot be read" in misfit.reason
+
+
+def test_definition_when_the_locale_has_another_encoding_then_it_is_read_as_python_reads_it(tmp_path):
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "well.py").write_bytes("def f():\n    return 'ø'\n".encode())
+    program = (
+        "import sys; from pathlib import Path; from banyan.patches import source; "
+        "folder = Path(sys.argv[1]); source.definition('sglang.well.f', folder=folder); "
+        "assert source.text_of('sglang.well.f', folder=folder)"
+    )
+    plain = {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    subprocess.run([sys.executable, "-c", program, tmp_path], env={**os.environ, **plain}, check=True)
 
 
 def test_load_queue_when_a_field_is_missing_then_the_file_is_named(tmp_path):
