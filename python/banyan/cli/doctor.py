@@ -38,6 +38,7 @@ def examine(
     """
     checks: tuple[Callable[[], Finding], ...] = (
         _versions,
+        _wheel,
         _seams,
         _entry_point,
         _native_core,
@@ -109,8 +110,24 @@ def _versions() -> Finding:
     )
 
 
+def _wheel() -> Finding:
+    """Whether all of it is there. Of a checkout, or of a folder on the path, nobody has written down what there is."""
+    try:
+        listed = importlib.metadata.files("banyan") or ()
+    except importlib.metadata.PackageNotFoundError:
+        listed = ()
+    # What Python has compiled it compiles again.
+    files = [file for file in listed if file.suffix != ".pyc"]
+    gone = [str(file) for file in files if not Path(str(file.locate())).exists()]
+    detail = f"{len(gone)} of {len(files)} files are gone: {', '.join(gone[:3])}" if gone else f"{len(files)} files"
+    return Finding("files of the wheel", not gone, detail, "install Banyan's wheel anew")
+
+
 def _seams() -> Finding:
-    queue = patches.load_queue()
+    try:
+        queue = patches.load_queue()
+    except ValueError as error:
+        return Finding.refused("patch queue", str(error))
     off = switched_off(patches.changed(queue))
     detail = "; ".join(one.line for one in off) or f"{len(queue)} patches match the installed source"
     return Finding("patch queue", not off, detail, "; ".join(dict.fromkeys(one.way_out for one in off)))

@@ -28,6 +28,10 @@ to do keeps wrong pages from being shared."""
 WRITTEN_AGAINST = {"sglang": SGLANG_VERSION, "smg_grpc_servicer": "0.14.1"}
 """The release of each package that patches depend on. Of the second SGLang takes newer ones, too."""
 
+NUM_PATCHES = 75
+"""Of Banyan's own queue. One that is not there is a hook that nobody misses: without it pages may be stale, or reused
+while they are read."""
+
 KINDS = (*HOOKED_KINDS, "subclass", "call")
 """The last two are upstream sources that Banyan inherits from or calls."""
 
@@ -102,12 +106,17 @@ class Misfit:
 
 
 def load_queue(folder: Path | None = None) -> list[Patch]:
-    """All patches, in the order of their file names.
+    """All patches of Banyan's own queue, or of the one in ``folder``, in the order of their file names.
 
     Raises:
-        ValueError: for a file that is not a patch, or that lies in no feature's folder.
+        ValueError: for a file that is not a patch, or that lies in no feature's folder, and where Banyan's own queue is
+            not whole.
     """
-    folder = folder or Path(__file__).parent
+    if folder is None:
+        queue = load_queue(Path(__file__).parent)
+        if len(queue) != NUM_PATCHES:
+            raise ValueError(f"{len(queue)} patches of {NUM_PATCHES} are installed: install Banyan's wheel anew")
+        return queue
     strays = [path.name for path in folder.glob("*.toml")]
     if strays:
         raise ValueError(f"no feature has {', '.join(strays)}: a patch lies in the folder of its feature")

@@ -4,6 +4,7 @@
 import errno
 import importlib.metadata
 import importlib.util
+from pathlib import PurePosixPath
 from types import SimpleNamespace
 
 import pytest
@@ -34,6 +35,26 @@ def test_sglang_when_it_is_another_release_or_missing_then_which_one_to_install(
     versions(monkeypatch, {"sglang": found})
     finding = doctor._versions()
     assert finding.is_ok == (way_out is None) and (way_out or "") in finding.advice
+
+
+@pytest.mark.parametrize("listed", [None, [], ["there", "gone.pyc"], ["there", "gone.toml"]])
+def test_wheel_when_a_file_of_it_is_gone_then_it_is_named_and_the_way_out(monkeypatch, tmp_path, listed):
+    (tmp_path / "there").touch()
+
+    class File(PurePosixPath):
+        def locate(self):
+            return tmp_path / self
+
+    monkeypatch.setattr(doctor.importlib.metadata, "files", lambda name: listed and list(map(File, listed)))
+    finding = doctor._wheel()
+    assert finding.is_ok == ("gone.toml" not in (listed or ()))
+    assert finding.is_ok or ("1 of 2 files are gone: gone.toml" in finding.detail and "wheel anew" in finding.advice)
+
+
+def test_patches_when_one_is_not_installed_then_the_way_out(monkeypatch):
+    monkeypatch.setattr(patches, "NUM_PATCHES", patches.NUM_PATCHES + 1)
+    finding = doctor._seams()
+    assert not finding.is_ok and "install Banyan's wheel anew" in finding.advice
 
 
 @pytest.mark.parametrize(("feature", "said"), [("victims", "SGLang evicts by age"), ("core", "Banyan is off")])

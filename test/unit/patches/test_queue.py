@@ -4,10 +4,12 @@
 import ast
 import functools
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -87,7 +89,16 @@ def test_queue_when_its_folders_are_compared_with_the_features_then_each_has_bot
 
 
 def test_queue_when_it_is_counted_then_the_core_stays_small():
-    assert len(QUEUE) <= 75 and sum(patch.feature == features.CORE for patch in QUEUE) <= 15
+    assert patches.NUM_PATCHES <= 75 and sum(patch.feature == features.CORE for patch in QUEUE) <= 15
+
+
+def test_load_queue_when_one_file_is_not_there_then_nothing_goes_on_without_it(monkeypatch, tmp_path):
+    shutil.copytree(Path(patches.__file__).parent, tmp_path / "patches")
+    monkeypatch.setattr(patches, "__file__", str(tmp_path / "patches" / "__init__.py"))
+    assert len(patches.load_queue()) == len(QUEUE)
+    (tmp_path / "patches" / "core" / "33-memory-released.toml").unlink()
+    with pytest.raises(ValueError, match="install Banyan's wheel anew"):
+        patches.load_queue()
 
 
 def test_queue_when_a_class_is_watched_then_by_its_signature_or_method_by_method():
