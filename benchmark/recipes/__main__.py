@@ -81,9 +81,10 @@ def judged(kind: str, wanted: Iterable[Line]) -> list[tuple[Line, Verdict]]:
         input=asked,
         capture_output=True,
         text=True,
-        check=True,
         env={**os.environ, **ENVIRONMENT, "PYTHONPATH": paths},
     )
+    if done.returncode:
+        raise SystemExit(f"{done.stderr}recipes: who judges the lines for {kind} has ended with {done.returncode}")
     said = [json.loads(row) for row in done.stdout.splitlines()]
     return [
         (

@@ -68,7 +68,9 @@ def _say(arguments: list[str]) -> dict[str, list[str]]:
         said = dry_run.examine(arguments)
     except BaseException as error:  # noqa: BLE001 - a dry run that does not come back with an answer is a finding
         return {"refused": [], "crashed": [f"{type(error).__name__}: {error}"[:300]]}
-    return {"refused": [*said["refused"], *said["failed"]], "crashed": []}
+    # On an SGLang that Banyan does not fit no line is judged.
+    off = [f"Banyan turns itself off: {'; '.join(said['notes'])}"] if said["is_off"] else []
+    return {"refused": [*said["refused"], *said["failed"]], "crashed": off}
 
 
 def main() -> None:

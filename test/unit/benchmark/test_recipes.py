@@ -2,11 +2,14 @@
 """Launch lines and what is said of them: read as the pinned release spells them, counted by what refuses them."""
 
 import json
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import pytest
 
-from benchmark.recipes import lines, table
-from benchmark.recipes.__main__ import kind_of
+from benchmark.recipes import judging, lines, table
+from benchmark.recipes.__main__ import judged, kind_of
 from benchmark.recipes.lines import Line, Verdict
 
 REFUSED = Verdict(False, reasons=("--pp-size 2: stages may disagree: use --pp-size 1", "this model (M) is odd"))
@@ -53,6 +56,21 @@ def test_line_when_it_is_for_other_gpus_then_it_is_left_out(folder):
 def test_gpu_when_it_is_named_then_it_is_judged_as_its_kind(folder, gpu, kind):
     (line,) = folder(args="", hardware=gpu)
     assert kind_of(line) == kind
+
+
+def test_line_when_banyan_turns_itself_off_then_it_is_not_taken_for_shared(monkeypatch):
+    said = {"refused": [], "failed": [], "is_off": True, "notes": ["off, SGLang is not the one"]}
+    examining = SimpleNamespace(examine=lambda arguments: said)
+    monkeypatch.setitem(sys.modules, "banyan.sglang_plugin.launcher", SimpleNamespace(dry_run=examining))
+    (crashed,) = judging._say([])["crashed"]
+    assert "SGLang is not the one" in crashed
+
+
+def test_judge_when_it_ends_then_its_last_words_are_said(monkeypatch, folder):
+    ended = subprocess.CompletedProcess([], 1, "", "ImportError: it is gone\n")
+    monkeypatch.setattr(subprocess, "run", lambda *args, **named: ended)
+    with pytest.raises(SystemExit, match="it is gone"):
+        judged("hopper", folder(args=""))
 
 
 def test_verdict_when_it_is_refused_then_each_reason_is_known_by_the_flag_that_it_names_first():
