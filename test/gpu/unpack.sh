@@ -11,8 +11,10 @@ folder=$(realpath -m "${FOLDER:-banyan-gpu-check}")
 export PYTHON=${PYTHON:-$(command -v python3)}
 mkdir -p "$folder"
 line=$(awk '/^__ARCHIVE__$/ { print NR + 1; exit }' "$file")
-tail -n "+$line" "$file" | tar -xzf - -C "$folder"
 cd "$folder"
+# An older bundle's files go first: a test or a patch that is gone would still be found. Results are not among them.
+[ ! -f .unpacked ] || xargs -d '\n' rm -f -- <.unpacked
+tail -n "+$line" "$file" | tar -xzvf - --quoting-style=literal >.unpacked
 models=$PWD/build/models/tiny
 export MODEL_PATH=${MODEL_PATH:-$models/wide} MLA_MODEL_PATH=${MLA_MODEL_PATH:-$models/mla-wide}
 export DSA_MODEL_PATH=${DSA_MODEL_PATH:-$models/dsa} WINDOW_MODEL_PATH=${WINDOW_MODEL_PATH:-$models/sinks}

@@ -57,6 +57,20 @@ def test_bundle_when_it_runs_elsewhere_then_the_check_does_with_what_came_along(
     assert packed.stat().st_mode & stat.S_IXUSR
 
 
+def test_bundle_when_an_older_one_was_unpacked_there_then_its_files_are_gone_and_results_stay(packed, tmp_path):
+    folder, older = tmp_path / "elsewhere" / "banyan-gpu-check", tmp_path / "older.sh"
+    gone, result = folder / "python/banyan/patches/core/40-gone.toml", folder / "build/gpu/report.json"
+    with_more = [(tmp_path / "repository" / name, name) for name in ("scripts/gpu_check.sh", "shared.txt")]
+    with_more += [(tmp_path / "repository/site/there.py", name) for name in (str(gone.relative_to(folder)), "site/x/y")]
+    bundle.pack(older, with_more, known_as="older")
+    unpacked(older, folder.parent)
+    result.parent.mkdir(parents=True)
+    result.touch()
+    assert gone.exists()
+    unpacked(packed, folder.parent)
+    assert not gone.exists() and result.exists() and (folder / "shared.txt").exists()
+
+
 def test_bundle_when_the_machine_has_a_package_then_its_own_is_used(packed, tmp_path):
     said = unpacked(packed, tmp_path / "elsewhere")
     (path,) = [line for line in said.splitlines() if line.startswith("path: ")]
