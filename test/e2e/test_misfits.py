@@ -67,4 +67,6 @@ def test_server_when_a_patch_of_the_core_does_not_fit_then_banyan_is_off_and_it_
         assert again == fresh and info["cached_tokens"] == 0
         (line,) = lines_of(server, "banyan: off")
         assert "core/23-paged-allocator" in line
+        # Its probes ask there, whatever has become of Banyan.
+        client.get("/health_ranks")
         assert all("banyan" not in state for state in json.loads(client.get("/server_info"))["internal_states"])
