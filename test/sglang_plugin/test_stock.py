@@ -13,6 +13,7 @@ from sglang.srt.entrypoints import http_server
 
 from banyan import patches
 from banyan.sglang_plugin import hook_queue, runtime
+from banyan.sglang_plugin.launcher import all_ranks, ending
 
 DECIDE = {"10-add-flags", "11-take-flags", "12-resolve-flags"}
 """By these a server is started with Banyan, or without: ``launcher/test_flags.py``."""
@@ -97,3 +98,14 @@ def test_hook_when_the_server_is_stock_then_it_passes_through(name, app):
     else:
         assert hook(*given, **named) in (None, given[0] if HOOKS[name].kind == "after" else None)
     assert not app.user_middleware and len(app.routes) == len(FastAPI().routes)
+
+
+def test_prompt_when_a_stock_server_was_told_to_end_then_sglang_decides():
+    ending.refuse_beside_http(None, SimpleNamespace(gracefully_exit=True))
+
+
+def test_command_when_a_stock_server_is_asked_then_it_is_awaited_by_nobody_else():
+    async def original(manager):
+        return len(all_ranks._under_way)
+
+    assert asyncio.run(all_ranks.around_awaited(original, None)) == 0
