@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmark.modes import models
 from benchmark.modes.run import ENV
-from benchmark.overhead import kept, page, verdict
+from benchmark.overhead import page, verdict
 from benchmark.overhead.cases import CASES, LONGEST_TOKENS, PAGE_TOKENS, POOL_TOKENS, Case
 from benchmark.overhead.play import Player, Round
 from benchmark.results import write_report
@@ -33,7 +33,7 @@ def main() -> int:
     unwind_on_sigterm()
     cases = [case for case in CASES if not args.case or any(wanted in case.name for wanted in args.case)]
     by_ranks = {ranks: measured(ranks, cases, args) for ranks in args.ranks}
-    write_report(args.out / "report.json", {"by_ranks": by_ranks, "step": kept.BY_ANSWER}, args)
+    write_report(args.out / "report.json", {"by_ranks": by_ranks}, args)
     (args.out / "report.html").write_text(page.write_rows(by_ranks))
     above = [
         f"{ranks} x {row['case']}: {line}" for ranks, rows in by_ranks.items() for row in rows for line in row["above"]
