@@ -150,12 +150,6 @@ def _pair(runs: Sequence[Run], ours: str, other: str) -> dict[str, Any] | None:
     return {"ttft_ratio": ratio, "hits": hits}
 
 
-def attention_of(one: Mapping[str, Any]) -> str:
-    """Of ours and the other."""
-    both = dict.fromkeys((ATTENTION[one["ours"]], ATTENTION[one["other"]]))
-    return ", ".join(both)
-
-
 def ttft_beside(one: Mapping[str, Any]) -> str:
     """Mean TTFT of ours over theirs; nothing where another attention would decide it."""
     if ATTENTION[one["ours"]] != ATTENTION[one["other"]]:
