@@ -100,6 +100,11 @@ def spread(values: Sequence[float]) -> dict[str, Any] | None:
     return {"median": median(values), "min": min(values), "max": max(values), "values": list(values)}
 
 
+def median_of(found: Mapping[str, Any] | None) -> float | None:
+    """Of a `spread`, which None stands for where nothing was measured."""
+    return None if found is None else float(found["median"])
+
+
 def ranged(found: Mapping[str, Any]) -> str:
     """A `spread` in words."""
     return f"{found['median']:.2f} ({found['min']:.2f}-{found['max']:.2f})"

@@ -11,6 +11,7 @@ from typing import Any
 from benchmark.charts import Bar, Stack, bar_chart, legend, stack_chart
 from benchmark.compare import across_repetitions, mean_ttft_ratio
 from benchmark.measure import RunResult
+from benchmark.metrics import median_of
 from benchmark.outputs import compare_outputs, disagreements_between_runs
 from benchmark.source_table import beside_the_source, source_section
 
@@ -55,8 +56,8 @@ def build_report(results: Sequence[RunResult], about: Mapping[str, Any]) -> dict
     outputs = compare_outputs(results, "on", "stock")
     figures = {label: {f"run_{run}": across_repetitions(results, label, run) for run in RUNS} for label in labels}
     return {
-        "ttft_ratio_first_run": _median_of(ratios["on_to_off_first_run"]),
-        "ttft_ratio_second_run": _median_of(ratios["on_to_off_second_run"]),
+        "ttft_ratio_first_run": median_of(ratios["on_to_off_first_run"]),
+        "ttft_ratio_second_run": median_of(ratios["on_to_off_second_run"]),
         "hit_share_of_single_rank": _hit_share(results, "on"),
         "hit_share_off": _hit_share(results, "off"),
         "hit_share_stock": _hit_share(results, "stock"),
@@ -168,12 +169,12 @@ def _workload_section(report: Mapping[str, Any], title: str) -> str:
 
 
 def _stack(name: str, figures: Mapping[str, Any]) -> Stack:
-    prompt_tokens = _median_of(figures["prompt_tokens"]) or 0
+    prompt_tokens = median_of(figures["prompt_tokens"]) or 0
     if not prompt_tokens:
         return Stack(name, ())
     by_source = figures["cached_by_source"]
     parts = [
-        (title, sum(_median_of(by_source.get(source)) or 0 for source in sources) / prompt_tokens, color)
+        (title, sum(median_of(by_source.get(source)) or 0 for source in sources) / prompt_tokens, color)
         for title, sources, color in SOURCES
     ]
     cached = sum(share for _, share, _ in parts)
@@ -190,7 +191,7 @@ def _table_row(name: str, attention: str, figures: Mapping[str, Any]) -> str:
         _with_unit(figures["latency_s_mean"], "s"),
         _with_unit(figures["total_time_s"], "s", digits=1),
         _with_unit(figures["completed_per_s"], ""),
-        percent(_median_of(figures["cached_share"])),
+        percent(median_of(figures["cached_share"])),
         str(figures["num_repetitions"]),
     )
     return f"<tr><td>{escape(name)}</td>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
@@ -228,7 +229,7 @@ def _hit_share(results: Sequence[RunResult], label: str) -> float | None:
 def cached_again(report: Mapping[str, Any], label: str) -> float | None:
     """Of the prompt tokens of the second run, those that `label` found cached; None where it was not measured."""
     figures = report["labels"].get(label)
-    return None if figures is None else _median_of(figures["run_2"]["cached_share"])
+    return None if figures is None else median_of(figures["run_2"]["cached_share"])
 
 
 def _control_share(server: Mapping[str, Any]) -> float | None:
@@ -236,12 +237,8 @@ def _control_share(server: Mapping[str, Any]) -> float | None:
     return max((rank["control_share"] for rank in server.get("control", ())), default=None)
 
 
-def _median_of(spread: Mapping[str, Any] | None) -> float | None:
-    return None if spread is None else float(spread["median"])
-
-
 def _with_unit(spread: Mapping[str, Any] | None, unit: str, *, digits: int = 2) -> str:
-    value = _median_of(spread)
+    value = median_of(spread)
     return "-" if value is None else f"{value:.{digits}f} {unit}".strip()
 
 

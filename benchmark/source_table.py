@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from benchmark.metrics import median_of
+
 WHAT = "500 conversations of ShareGPT, history 20, 32 at a time; DeepSeek-R1 on eight H200"
 BASE, SHARED = "off", "on"
 
@@ -48,7 +50,7 @@ def beside_the_source(labels: Mapping[str, Any]) -> list[dict[str, Any]]:
             "metric": row.title,
             "published": list(row.published),
             "here": [
-                _median(labels[label][f"run_{run}"].get(row.figure)) for run in (1, 2) for label in (BASE, SHARED)
+                median_of(labels[label][f"run_{run}"].get(row.figure)) for run in (1, 2) for label in (BASE, SHARED)
             ],
             "digits": row.digits,
         }
@@ -98,7 +100,3 @@ def difference(config: Mapping[str, Any]) -> str:
 
 def _shown(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
-
-
-def _median(spread: Mapping[str, Any] | None) -> float | None:
-    return None if spread is None else float(spread["median"])

@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmark.alternatives.figures import ATTENTION, QUANTILES, SOURCES, kib, standing, ttft_beside
 from benchmark.charts import Bar, Stack, bar_chart, legend, stack_chart
+from benchmark.metrics import median_of
 from benchmark.plot import COMPUTED_COLOR, SOURCE_COLORS
 from benchmark.report import STYLE, number, percent
 
@@ -81,10 +82,10 @@ def _table_row(row: Mapping[str, Any], titles: Mapping[str, str]) -> str:
     kept = row["kept"] or {}
     cells = (
         ATTENTION[row["system"]],
-        percent(_median(row["cached_share"])),
-        *(f"{number(_median(row[f'ttft_s_{name}']))} s" for name in QUANTILES),
-        *(f"{number(_median(row[f'tpot_ms_{name}']))} ms" for name in ("mean", "p90")),
-        f"{number(_median(row['longest_gap_ms']))} ms",
+        percent(median_of(row["cached_share"])),
+        *(f"{number(median_of(row[f'ttft_s_{name}']))} s" for name in QUANTILES),
+        *(f"{number(median_of(row[f'tpot_ms_{name}']))} ms" for name in ("mean", "p90")),
+        f"{number(median_of(row['longest_gap_ms']))} ms",
         *(kib(kept.get(f"{place}_bytes_per_page")) for place in ("dram", "disk")),
         f"{row['num_identical']}/{row['num_compared']}",
         str(row["num_errors"]),
@@ -135,7 +136,3 @@ def _about(report: Mapping[str, Any]) -> str:
     }
     rows = "".join(f"<tr><td>{escape(name)}</td><td>{escape(str(value))}</td></tr>" for name, value in facts.items())
     return f"<h2>Measured on</h2><table class='facts'>{rows}</table>"
-
-
-def _median(found: Mapping[str, Any] | None) -> float | None:
-    return None if found is None else float(found["median"])
