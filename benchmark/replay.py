@@ -124,10 +124,15 @@ async def play_cold(
     """
     await flush_cache(url)
     records, total_time_s = await play(workload, client, arrived=arrived)
+    check_cold(url, records)
+    return records, total_time_s
+
+
+def check_cold(name: str, records: Sequence[Record]) -> None:
+    """Raises WarmStart when the first answer of what has this name tells of cached tokens."""
     first = min(records, key=lambda record: record.sent_s, default=None)
     if first is not None and first.answer.cached_tokens:
-        raise WarmStart(f"{url}: {first.answer.cached_tokens} cached tokens in the first answer after a flush")
-    return records, total_time_s
+        raise WarmStart(f"{name}: {first.answer.cached_tokens} cached tokens in the first answer after a flush")
 
 
 def summary(workload: Workload, records: Sequence[Record], *, total_time_s: float) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from benchmark.alternatives.traces import distinct_pages
 from benchmark.client import NativeClient, open_session
 from benchmark.measure import flush_cache
 from benchmark.records import Record
-from benchmark.replay import WarmStart, Workload, play, summary
+from benchmark.replay import Workload, check_cold, play, summary
 from benchmark.workload.generated import random_ids
 
 TIMEOUT_S = 300.0
@@ -35,9 +35,7 @@ def play_cold(running: Running, workload: Workload, budget: Budget) -> tuple[dic
     before = kept_by(running, budget)
     asyncio.run(_flush(running))
     records, total_time_s = asyncio.run(_play(running, workload))
-    first = min(records, key=lambda record: record.sent_s)
-    if first.answer.cached_tokens:
-        raise WarmStart(f"{running.system.name}: {first.answer.cached_tokens} cached tokens in the first answer")
+    check_cold(running.system.name, records)
     is_still = wait_until_still(lambda: written_by(running), timeout_s=WRITE_S)
     after = kept_by(running, budget)
     pages = distinct_pages(workload.prompts, PAGE_TOKENS)
