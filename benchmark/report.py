@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from statistics import median
 from typing import Any
@@ -91,9 +91,14 @@ def render_html(report: Mapping[str, Any]) -> str:
     if report.get("config", {}).get("concurrency", 1) > 1:
         parts.append(source_section(report.get("beside_the_source", []), report["config"]))
     parts.append(_about(report))
-    body = "\n".join(parts)
+    return html_page("Banyan demo", parts)
+
+
+def html_page(title: str, parts: Iterable[str]) -> str:
+    """A self-contained page of these parts, empty ones left out."""
+    body = "\n".join(part for part in parts if part)
     return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Banyan demo</title>
+<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>
 <body><main>{body}</main></body></html>
 """
@@ -198,7 +203,14 @@ def _table_row(name: str, attention: str, figures: Mapping[str, Any]) -> str:
 
 
 def _about(report: Mapping[str, Any]) -> str:
-    provenance, config = report.get("provenance", {}), report.get("config", {})
+    order = APART if report.get("config", {}).get("one_server_at_a_time") else IN_TURNS
+    facts = measured_on(report, {"failed requests": report.get("num_errors")})
+    return f"{facts}<p>{METHOD} {order} {STOCK_DIFFERS}</p>"
+
+
+def measured_on(report: Mapping[str, Any], more: Mapping[str, Any]) -> str:
+    """Where and how a run took place, and `more` that is to be known of it, as a part of the page."""
+    provenance = report.get("provenance", {})
     machine, versions = provenance.get("hardware", {}), provenance.get("versions", {})
     facts = {
         "machine": f"{machine.get('cpu_model')}, {machine.get('num_cores')} cores, "
@@ -206,13 +218,12 @@ def _about(report: Mapping[str, Any]) -> str:
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
         "commit": provenance.get("commit") or "not a checkout",
         "date": provenance.get("date"),
-        "workload": ", ".join(f"{name} {value}" for name, value in config.items()),
+        "settings": ", ".join(f"{name} {value}" for name, value in report.get("config", {}).items()),
         "took": f"{report.get('duration_s', 0):.0f} s with start-ups",
-        "failed requests": report.get("num_errors"),
+        **more,
     }
     rows = "".join(f"<tr><td>{escape(name)}</td><td>{escape(str(value))}</td></tr>" for name, value in facts.items())
-    order = APART if config.get("one_server_at_a_time") else IN_TURNS
-    return f"<h2>Measured on</h2><table class='facts'>{rows}</table><p>{METHOD} {order} {STOCK_DIFFERS}</p>"
+    return f"<h2>Measured on</h2><table class='facts'>{rows}</table>"
 
 
 def _hit_share(results: Sequence[RunResult], label: str) -> float | None:

@@ -11,7 +11,7 @@ from benchmark.alternatives.figures import ATTENTION, QUANTILES, SOURCES, kib, s
 from benchmark.charts import Bar, Stack, bar_chart, legend, stack_chart
 from benchmark.metrics import median_of
 from benchmark.plot import COMPUTED_COLOR, SOURCE_COLORS
-from benchmark.report import STYLE, number, percent
+from benchmark.report import html_page, measured_on, number, percent
 
 COLORS = {
     "as_shipped": "#b7b2a8",
@@ -39,12 +39,7 @@ def render_html(report: Mapping[str, Any]) -> str:
     parts = ["<h1>Banyan and its alternatives</h1>", f"<p class='lead'>{escape(report['method'])}</p>"]
     parts += [_section(key, rows, report["titles"]) for key, rows in groups.items()]
     parts += [_against(report), _not_run(report), _about(report)]
-    body = "\n".join(part for part in parts if part)
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Banyan and its alternatives</title>
-<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>
-<body><main>{body}</main></body></html>
-"""
+    return html_page("Banyan and its alternatives", parts)
 
 
 def _section(key: tuple[int, str, str], rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> str:
@@ -120,19 +115,8 @@ def _not_run(report: Mapping[str, Any]) -> str:
 
 
 def _about(report: Mapping[str, Any]) -> str:
-    provenance = report["provenance"]
-    machine = provenance["hardware"]
-    facts = {
-        "machine": f"{machine['cpu_model']}, {machine['num_cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB",
-        "versions": ", ".join(f"{name} {version}" for name, version in provenance["versions"].items() if version),
-        "commit": provenance["commit"] or "not a checkout",
-        "date": provenance["date"],
-        "took": f"{report['duration_s']:.0f} s with start-ups",
-        "asked alone, same tokens as stock": ", ".join(
-            f"{report['titles'][name]} {found['num_identical']}/{found['num_compared']}"
-            for name, found in report["alone"].items()
-        ),
-        "settings": ", ".join(f"{name} {value}" for name, value in report["config"].items()),
-    }
-    rows = "".join(f"<tr><td>{escape(name)}</td><td>{escape(str(value))}</td></tr>" for name, value in facts.items())
-    return f"<h2>Measured on</h2><table class='facts'>{rows}</table>"
+    alone = ", ".join(
+        f"{report['titles'][name]} {found['num_identical']}/{found['num_compared']}"
+        for name, found in report["alone"].items()
+    )
+    return measured_on(report, {"asked alone, same tokens as stock": alone})
