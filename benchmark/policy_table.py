@@ -28,7 +28,6 @@ from banyan.config import POLICY_CHOICES, SGLANG_POLICY
 from benchmark import trace_replay
 from benchmark.compare import order_of_repetition
 from benchmark.model import DEFAULT_TARGET, ensure_model
-from benchmark.plot_policies import plot_policies
 from benchmark.policy_classes import class_table
 from benchmark.policy_draws import draws_table
 from benchmark.processor import CPU_ENGINE
@@ -180,8 +179,6 @@ def _show(args: argparse.Namespace) -> int:
     print(draws_table([line for line in lines if line.get("kind") == "request"], draw_of))
     print()
     print(idle_table([line for line in lines if line.get("kind") == "idle"]))
-    if args.plot is not None:
-        plot_policies(runs, args.plot)
     return 0
 
 
@@ -266,8 +263,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_stretch_option(measure)
     measure.add_argument("--idle-seconds", type=float, default=15.0, help="watch the idle server first")
     measure.set_defaults(run=_measure)
-    show = commands.add_parser("show", help="the table, what several draws say together, and a picture")
-    show.add_argument("--plot", type=Path, metavar="FILE.png")
+    show = commands.add_parser("show", help="the table, and what several draws say together")
     show.set_defaults(run=_show)
     for command in (measure, show):
         command.add_argument("--result", type=Path, required=True, metavar="FILE.jsonl")

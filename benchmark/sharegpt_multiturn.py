@@ -72,7 +72,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     out = parser.add_argument_group("results")
     out.add_argument("--result", type=Path, metavar="FILE.jsonl", help="append requests and summaries to this file")
-    out.add_argument("--plot", type=Path, metavar="FILE.png")
     return parser
 
 
@@ -86,9 +85,7 @@ def make_workload(args: argparse.Namespace, tokenizer: ChatTokenizer) -> Workloa
     if not scripts:
         raise DatasetError(f"--dataset {args.dataset}: no conversation passes the filters")
     description = {
-        name: value
-        for name, value in vars(args).items()
-        if name not in ("result", "plot", "server", "url", "tokenizer")
+        name: value for name, value in vars(args).items() if name not in ("result", "server", "url", "tokenizer")
     }
     # Paths tell about a machine, names about a measurement.
     description.update(dataset=Path(args.dataset).name, request_rate=str(args.request_rate))
@@ -229,10 +226,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                     f"mean TTFT {label}/{labels[0]}, run {run}: {ratio['median']:.3f} "
                     f"({ratio['min']:.3f}-{ratio['max']:.3f})"
                 )
-    if args.plot is not None:
-        from benchmark.plot import plot_runs
-
-        plot_runs([result.to_lines()[-1] for result in results], args.plot)
     return 1 if any(result.summary["num_errors"] for result in results) else 0
 
 

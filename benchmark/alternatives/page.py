@@ -10,7 +10,6 @@ from typing import Any
 from benchmark.alternatives.figures import ATTENTION, QUANTILES, SOURCES, kib, standing, ttft_beside
 from benchmark.charts import Bar, Stack, bar_chart, legend, stack_chart
 from benchmark.metrics import median_of
-from benchmark.plot import COMPUTED_COLOR, SOURCE_COLORS
 from benchmark.report import html_page, measured_on, number, percent
 
 COLORS = {
@@ -25,6 +24,14 @@ COLORS = {
     "banyan_store": "#4d9170",
     "banyan_route": "#7fb59a",
 }
+SOURCE_COLORS = {
+    "device": "#2f6f4f",
+    "peer": "#e0912f",
+    "host": "#5a7fb5",
+    "storage": "#8d6bb0",
+    "untold": "#9a9a9a",
+}
+COMPUTED_COLOR = "#e6e3dc"
 COLUMNS = (
     *("system", "attention", "cached", "TTFT mean", "p50", "p90", "max", "TPOT mean", "p90", "longest gap"),
     *("DRAM per page", "disk per page", "same tokens", "failed"),
