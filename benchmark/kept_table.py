@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 COLUMNS = 118
-NONE_KEPT = "No run is kept here yet.\n"
 
 
 def kept_page(path: Path, page: Callable[[Mapping[str, Any]], str]) -> str:
-    """The page of the run that is kept there; a sentence where none is."""
-    return page(json.loads(path.read_text())) if path.exists() else NONE_KEPT
+    """The page of the run that is kept there."""
+    return page(json.loads(path.read_text()))
 
 
 def kept_table(head: str, rows: Iterable[str], conditions: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmark.alternatives import figures
 from benchmark.alternatives.systems import PAGE_TOKENS
-from benchmark.kept_table import NONE_KEPT, wrapped
+from benchmark.kept_table import wrapped
 from benchmark.provenance import commit_in_words
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
@@ -26,9 +26,7 @@ def tables() -> str:
 
 
 def page(reports: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown; a sentence where nothing is kept yet."""
-    if not reports:
-        return NONE_KEPT
+    """Markdown."""
     return "\n".join(
         f"### {heading(report)}\n\n{wrapped(conditions(report))}\n\n{figures.table(report)}\n" for report in reports
     )

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmark.kept_table import command_of, kept_table
+from benchmark.kept_table import command_of, kept_page, kept_table
 from benchmark.metrics import ranged
 from benchmark.provenance import place_and_time
 
@@ -23,7 +22,7 @@ HEAD = (
 
 def table() -> str:
     """The rows of the kept run, and where it ran."""
-    return page(json.loads(KEPT.read_text()))
+    return kept_page(KEPT, page)
 
 
 def page(run: Mapping[str, Any]) -> str:

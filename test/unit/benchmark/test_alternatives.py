@@ -276,9 +276,6 @@ def test_options_when_pools_are_repeated_then_all_are_measured():
 
 
 class TestDocumented:
-    def test_page_when_nothing_is_kept_then_it_says_so(self):
-        assert documented.page([]) == "No run is kept here yet.\n"
-
     def test_page_when_a_report_is_kept_then_conditions_and_rows(self):
         report = report_of([run("stock"), run("banyan", ttft=1.0, cached=0.7)]) | {"config": {"repetitions": 2}}
         text = documented.page([report])
