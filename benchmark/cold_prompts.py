@@ -5,10 +5,10 @@
     python -m benchmark.cold_prompts --quick         # a first impression, and whether it runs
 
 A server of two ranks, or a router in front of two servers, gets prompts at random times: 19 of 20 begin as one that was
-asked before, the others as none. The arms get the same prompts at the same times, one after the other, from a server
-that has just started. What counts is the time to the first token: of cold prompts beside that of round robin at stock
-SGLang, of warm ones beside the same server's with an order that passes nobody over, and how much of all such time the
-cold ones hold. Writes build/cold-prompts/report.json.
+asked before, the others as none. The arms get the same prompts at the same times, one after the other in an order that
+rotates with the repetition, each from a server that has just started. What counts is the time to the first token: of
+cold prompts beside that of round robin at stock SGLang, of warm ones beside the same server's with an order that passes
+nobody over, and how much of all such time the cold ones hold. Writes build/cold-prompts/report.json.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.client import NativeClient, open_session
+from benchmark.compare import order_of_repetition
 from benchmark.load import send_at
 from benchmark.metrics import distribution, paired_ratio
 from benchmark.model import DEFAULT_TARGET, ensure_model
@@ -173,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     pool_tokens = 2 * args.heads * args.tokens + 16 * args.tokens
     runs = []
     for repetition in range(1, args.repetitions + 1):
-        for name in args.arm or ARMS:
+        for name in order_of_repetition(args.arm or list(ARMS), repetition):
             label = f"{name.replace(', ', '-').replace(' ', '-')}-{repetition}"
             with serving(ARMS[name], label, model, args.out / "logs", pool_tokens) as url:
                 answers = asyncio.run(play(url, some))

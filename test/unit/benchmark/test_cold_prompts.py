@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
-from benchmark.cold_prompts import BASE, figures, verdicts, work
+from contextlib import nullcontext
+
+from benchmark import cold_prompts
+from benchmark.cold_prompts import BASE, figures, main, verdicts, work
 from benchmark.records import Answer
 
 SOME = work(num_requests=100, num_heads=3, tokens=64, share_cold=0.05, per_s=2.0, seed=1)
@@ -45,3 +48,17 @@ def test_verdicts_when_arms_were_repeated_then_ratios_are_within_each_and_lpm_be
 def test_verdicts_when_an_arm_is_asked_for_without_its_base_then_there_is_no_ratio():
     found = verdicts([{"arm": "banyan, lpm", **figures(SOME, answers(2.0, 1.0))}])
     assert set(found["banyan, lpm"].values()) == {None}
+
+
+def test_arms_when_they_are_repeated_then_another_one_is_first(monkeypatch, tmp_path):
+    async def play(url, some):
+        return [Answer(ttft_s=1.0) for _ in some.prompts]
+
+    written = []
+    monkeypatch.setattr(cold_prompts, "serving", lambda *_: nullcontext("http://server"))
+    monkeypatch.setattr(cold_prompts, "play", play)
+    monkeypatch.setattr(cold_prompts, "ensure_model", lambda _: tmp_path)
+    monkeypatch.setattr(cold_prompts, "unwind_on_sigterm", lambda: None)
+    monkeypatch.setattr(cold_prompts, "write_report", lambda path, report, args: written.extend(report["runs"]))
+    assert main(["--requests", "20", "--tokens", "16", "--repetitions", "2", "--arm", "round robin", "router"]) == 0
+    assert [run["arm"] for run in written] == ["round robin", "router", "router", "round robin"]
