@@ -52,7 +52,7 @@ def _conditions(run: Mapping[str, Any]) -> str:
     sizes, config = run["sizes"], run["config"]
     return (
         f"`python -m benchmark.ranks --repetitions {config['repetitions']}`, "
-        f"{place_and_time(run['provenance'])}. Prompts of "
-        f"{sizes['prompt_tokens']} tokens, answers of {sizes['output_tokens']}; medians (and spread) of "
-        f"{config['repetitions']} alternations; TPOT over both runs."
+        f"{place_and_time(run['provenance'])}. The model `{sizes['model']}` of `benchmark/modes/models.py`, with "
+        f"random weights; prompts of {sizes['prompt_tokens']} tokens, answers of {sizes['output_tokens']}; medians "
+        f"(and spread) of {config['repetitions']} alternations; TPOT over both runs."
     )

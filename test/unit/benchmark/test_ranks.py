@@ -7,7 +7,7 @@ from benchmark import ranks, ranks_page
 from benchmark.measure import RunResult
 from benchmark.workload.conversation import Message
 
-RUN = {"config": {"repetitions": 2}, "sizes": {"prompt_tokens": 600, "output_tokens": 12}} | {
+RUN = {"config": {"repetitions": 2}, "sizes": {"prompt_tokens": 600, "output_tokens": 12, "model": "wide"}} | {
     "provenance": {
         "commit": "0123456789abcdef",
         "date": "2026-11-23T08:00:00+00:00",
@@ -82,4 +82,6 @@ def test_page_when_a_run_is_kept_then_its_rows_say_what_was_found():
         "| 2.00 (2.00-2.00) | 2.0, 2.0 | 1 |"
     )
     assert lines[0].count("|") == lines[1].count("|") == lines[2].count("|")
-    assert "commit 0123456789, 2026-11-23, A processor with 2 cores" in " ".join(lines)
+    told = " ".join(lines)
+    assert "commit 0123456789, 2026-11-23, A processor with 2 cores" in told
+    assert "The model `wide` of `benchmark/modes/models.py`, with random weights; prompts of 600 tokens" in told
