@@ -229,7 +229,7 @@ LINES = [
         ),
         *(Figure("rates", "systems", said.mean_ttft_to_router("banyan", rate)) for rate in ("1.5", "3")),
     ),
-    line(RATES, "and a rank of Banyan's takes it", *(at_three(system) for system in ("router", "banyan"))),
+    line(RATES, "The run did not record where", *(at_three(system) for system in ("router", "banyan"))),
     *(
         beside_warm_ones(title, arm)
         for title, arm in (
