@@ -3,7 +3,7 @@
 
 Each of the five processes of a server imports for seconds before it does anything. Here all of them are forks of one
 that has done so; from there on a server is `sglang.launch_server` with its flags and variables, as ever, but for what
-only takes time (`CHANGES`). Most measurements, and tests of how a server starts, start real ones.
+only takes time (`CHANGES`). Measurements of other systems, and tests of how a server starts, start real ones.
 
 The process reads requests from a socket and answers each with one line: start a server, or say how one ended. It ends
 with the socket, however the other side came to its end, and no server outlives it. Variables that are read while

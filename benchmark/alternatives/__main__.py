@@ -99,7 +99,7 @@ def comparison_of(args: argparse.Namespace) -> Comparison:
         if name not in known:
             raise ValueError(f"--system {name}: one of {', '.join(known)}")
     workloads = workloads_of(traces, args.data, stretch=args.stretch, num_requests=num_requests)
-    # Forked servers are up sooner. What is to be reported is measured on servers that were started as users start them.
+    # Forked servers are up sooner. What is reported of these systems comes from servers started as users start them.
     return Comparison(workloads, budgets, names, model, args.out, ForkedServer if args.quick else Server)
 
 
