@@ -67,7 +67,8 @@ class Feature:
 
     @property
     def is_installed(self) -> bool:
-        return not self.has_folder or find_spec(self.folder) is not None
+        # A folder that has only compiled files left is a package without code: it has no origin.
+        return not self.has_folder or ((spec := find_spec(self.folder)) is not None and spec.origin is not None)
 
 
 @dataclass(frozen=True, slots=True)

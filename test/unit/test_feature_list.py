@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+import banyan.features
 from banyan import feature_list as features
 from banyan import patches
 from banyan.config import Config
-from banyan.feature import Asked
+from banyan.feature import Asked, Feature
 from banyan.layout import Layout
 from banyan.refusals.models import ModelFacts
 
@@ -102,3 +103,10 @@ def test_placement_when_it_is_off_then_sglang_chooses_and_nothing_is_looked_up()
     without = off.feature.without(ASKED.config)
     assert (without.policy, without.looks_up) == ("sglang", False)
     assert not off.feature.is_used(replace(ASKED, config=without))
+
+
+def test_feature_when_its_folder_has_only_compiled_files_left_then_it_is_not_installed(tmp_path, monkeypatch):
+    (tmp_path / "left" / "__pycache__").mkdir(parents=True)
+    monkeypatch.setattr(banyan.features, "__path__", [*banyan.features.__path__, str(tmp_path)])
+    left = Feature(name="left", instead="nothing", has_folder=True)
+    assert not left.is_installed and replace(left, name="nodes").is_installed
