@@ -28,7 +28,9 @@ for process in ("scheduler", "controller"):
     seams.verify(process)
 said = {"refused": ""}
 here = [patch for patch in seams.HOOKS.queue if patch.kind in hook_queue.HOOK_TYPES and patch.processes != ("main",)]
-said["hooked"] = [patch.name for patch in here if all(hook_queue.is_hooked(place.target) for place in patch.places)]
+said["hooked"] = [
+    patch.name for patch in here if all(patch.name in hook_queue.hooks_on(place.target) for place in patch.places)
+]
 method = {
     "core": (Scheduler, "_create_generation_req"),
     "placement": (Scheduler, "process_input_requests"),
@@ -50,6 +52,55 @@ def child(*arguments, off=""):
     reports = [line for line in run.stdout.splitlines() if line.startswith("REPORT")]
     assert reports, run.stderr[-2000:]
     return json.loads(reports[0].removeprefix("REPORT")), run.stderr
+
+
+BESIDE_ANOTHER = """
+import json
+import sys
+from dataclasses import replace
+import sglang.srt.managers.scheduler
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from banyan.sglang_plugin import hook_queue, runtime, seams
+
+runtime.is_main_process = lambda: False
+updated, commands, created = (
+    next(patch for patch in seams.HOOKS.queue if patch.name == name)
+    for name in ("33-weights-updated", "34-memory-commands", "30-request-created")
+)
+
+def watch(*args, **kwargs):
+    return None
+
+for place in (*updated.places, *commands.places):
+    HookRegistry.register(place.target, watch, HookType.BEFORE)
+if "early" in sys.argv:
+    HookRegistry.apply_hooks()
+if "broken" in sys.argv:
+    seams.HOOKS.queue[seams.HOOKS.queue.index(updated)] = replace(updated, hook="banyan.nowhere:around")
+seams.register()
+HookRegistry.apply_hooks()
+print("REPORT", json.dumps([
+    sorted({misfit.patch.name for misfit in seams.HOOKS.missing("scheduler")}),
+    sorted({misfit.patch.name for misfit in seams.HOOKS.beside_others()}),
+    hook_queue.hooks_on(created.target),
+]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "missing"),
+    [
+        ("late", []),
+        ("early", ["33-memory-released", "33-weights-updated", "34-memory-commands"]),
+        ("broken", ["33-weights-updated"]),
+    ],
+)
+def test_hooks_when_another_plugin_has_one_on_their_targets_then_ours_alone_count_and_watched_bodies_are_named(
+    when, missing
+):
+    run = imported.run(BESIDE_ANOTHER, when)
+    (report,) = [line for line in run.stdout.splitlines() if line.startswith("REPORT")] or [run.stderr[-2000:]]
+    assert json.loads(report.removeprefix("REPORT")) == [missing, ["34-memory-commands"], ["30-request-created"]]
 
 
 HTTP_WORKER = """

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hooks of a queue of patches, in this process: registered with SGLang, and counted.
 
-SGLang swallows a plugin's exceptions and skips hooks that do not apply, so nothing is taken on trust: ``missing`` says
-what did not take. No hook can raise into SGLang (``banyan.faults``).
+SGLang swallows a plugin's exceptions, skips hooks that do not apply, and puts no second set of hooks on what has one:
+nothing is taken on trust, and ``missing`` looks for each hook in what SGLang calls. No hook can raise into SGLang
+(``banyan.faults``).
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import pkgutil
 import sys
 from collections.abc import Callable, Sequence
@@ -57,6 +59,7 @@ class Hooks:
             wanted_here = "main" in patch.processes if is_main else is_of_children and _is_used(patch, place.target)
             if wanted_here:
                 hook = self.while_on(patch, _guarded(patch, pkgutil.resolve_name(patch.hook)))
+                hook.of_patch = patch.name  # type: ignore[attr-defined]
                 HookRegistry.register(place.target, hook, HOOK_TYPES[patch.kind])
 
     def missing(self, process: str) -> list[Misfit]:
@@ -68,7 +71,18 @@ class Hooks:
             for patch in self.queue
             if patch.kind in HOOK_TYPES and process in patch.processes and self._is_on(patch.feature, patch.name)
             for place in patch.places
-            if not is_hooked(place.target)
+            if patch.name not in hooks_on(place.target)
+        ]
+
+    def beside_others(self) -> list[Misfit]:
+        """The definitions of which a patch relies on what they do, and on which another plugin has a hook: fingerprints
+        are of files, and do not tell."""
+        return [
+            Misfit(patch, source, f"another plugin has a hook on {source.target}")
+            for patch in self.queue
+            if self._is_on(patch.feature, patch.name)
+            for source in patch.sources
+            if source.watches == "body" and "" in hooks_on(source.target)
         ]
 
     def while_on(self, patch: Patch, hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -133,14 +147,21 @@ def _is_awaited(hook: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(hook) or inspect.isasyncgenfunction(hook)
 
 
-def is_hooked(target: str) -> bool:
-    """Whether SGLang has put a hook there. That it wraps something proves nothing: so do SGLang's own decorators."""
+def hooks_on(target: str) -> list[str]:
+    """Whose hooks SGLang has put there, the last one first: the names of patches, "" for another plugin's. That it is
+    a wrapper proves nothing: so are SGLang's own decorators. What nobody has imported has no hooks."""
+    module = target
+    while module and module not in sys.modules:
+        module = module.rpartition(".")[0]
     try:
-        found = pkgutil.resolve_name(target)
-    except Exception:  # noqa: BLE001 - what cannot be imported has no hook
-        return False
+        found = operator.attrgetter(target.removeprefix(f"{module}."))(sys.modules.get(module))
+    except Exception:  # noqa: BLE001 - what cannot be found there has no hook, whatever says so
+        return []
+    hooks = []
     while hasattr(found, "__wrapped__"):
         if getattr(found, "__globals__", {}).get("__name__") == HookRegistry.__module__:
-            return True
+            # SGLang's wrapper holds the hook and what it is put on, which bears no name of ours.
+            names = (getattr(cell.cell_contents, "of_patch", None) for cell in found.__closure__)
+            hooks.append(next(filter(None, names), ""))
         found = found.__wrapped__
-    return False
+    return hooks

@@ -35,7 +35,9 @@ def register() -> None:
 
 def unfit() -> list[Off]:
     """What is off on this SGLang, for sources that are not those that Banyan was written against, or for hooks that the
-    main process lacks; and what is not installed."""
+    main process lacks; and what is not installed. Says where another plugin changes such a source as it runs."""
+    for source in HOOKS.beside_others():
+        logger.warning("banyan: %s: no fingerprint tells what it does there", source)
     return [*switched_off([*patches.changed(HOOKS.queue), *HOOKS.missing("main")]), *ABSENT.values()]
 
 
