@@ -70,6 +70,14 @@ def disagreement_refusal(error: object) -> str:
     return f"the ranks of this server disagree: {error}: use --banyan-share off"
 
 
+def features_refusal(*, off: str) -> str:
+    """The line for a process that computes together with others in which other features are off."""
+    return (
+        f"the processes of this server have different features off ({off or 'none'} in this one; the log of each says "
+        f"why): install the same sglang=={SGLANG_VERSION}, plugins and Banyan on all nodes"
+    )
+
+
 def pool_memory_refusal(*, need_bytes: int, error: object) -> str:
     """The line for a pool for which the system gives no shared memory."""
     return f"no shared memory of {need_bytes} bytes for the KV pool ({error}): lower --max-total-tokens"

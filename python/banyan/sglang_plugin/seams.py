@@ -41,6 +41,11 @@ def unfit() -> list[Off]:
     return [*switched_off([*patches.changed(HOOKS.queue), *HOOKS.missing("main")]), *ABSENT.values()]
 
 
+def off(process: str) -> list[str]:
+    """What is off in this process, and what ``verify`` would switch off."""
+    return sorted({*runtime.features_off(), *(one.name for one in switched_off(HOOKS.missing(process)))})
+
+
 class NoHooks(RuntimeError):
     """SGLang has skipped hooks that nothing can do without."""
 

@@ -287,7 +287,7 @@ def build_in_vain(monkeypatch):
 
     turned_off = []
     monkeypatch.setattr(entry, "BanyanLinker", fail)
-    monkeypatch.setattr(entry.own_slots, "take_server_id", lambda args: None)
+    monkeypatch.setattr(entry.own_slots, "agree_on_server", lambda args: None)
     for name, otherwise in (("counts", dict), ("note", lambda *args, **kwargs: None)):
         monkeypatch.setattr(entry.faults, name, otherwise)
     monkeypatch.setattr(runtime, "turn_off", lambda: turned_off.append(True))

@@ -17,6 +17,8 @@ PLUGIN = Path(__file__).parents[3] / "python" / "banyan" / "sglang_plugin"
         (start.page_hash_refusal("no g++"), "no g++", "libssl-dev"),
         (start.allocator_refusal(allocator_class="NpuAllocator"), "NpuAllocator", "--banyan-share off"),
         (start.disagreement_refusal("16 and 64"), "16 and 64", "--banyan-share off"),
+        (start.features_refusal(off="34-memory"), "34-memory in this one", "on all nodes"),
+        (start.features_refusal(off=""), "none in this one", "on all nodes"),
         (start.shard_refusal(OSError("EMFILE")), "OSError: EMFILE", "--banyan-share off"),
         (start.pool_layout_refusal(), "KV pool", "--banyan-share off"),
         (start.pool_memory_refusal(need_bytes=7, error="ENOMEM"), "7 bytes", "--max-total-tokens"),

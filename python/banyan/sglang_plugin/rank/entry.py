@@ -29,8 +29,8 @@ class Linker(UnifiedCacheLinker):
 
     def __new__(cls, server_args: Any, params: Any, **kwargs: Any) -> Any:
         try:
-            # First of all: every rank of the server takes part in it.
-            own_slots.take_server_id(server_args)
+            # First of all: every process of the TP group takes part in it.
+            own_slots.agree_on_server(server_args)
             if faults.counts():
                 raise FailedBefore(", ".join(faults.counts()))
             return BanyanLinker(server_args, params, **kwargs)

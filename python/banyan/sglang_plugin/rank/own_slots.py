@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -15,8 +16,8 @@ from sglang.srt.runtime_context import get_parallel
 from banyan import _native
 from banyan.layout import Layout, MemberSlots
 from banyan.refusals import layout_refusal
-from banyan.refusals.start import disagreement_refusal
-from banyan.sglang_plugin import runtime
+from banyan.refusals.start import disagreement_refusal, features_refusal
+from banyan.sglang_plugin import runtime, seams
 
 logger = logging.getLogger("banyan")
 
@@ -47,16 +48,21 @@ def member_slots_of(layout: Layout, pools: Sequence[Any]) -> MemberSlots:
     return MemberSlots(layout, parallel.dp_rank or 0, layout.shard_of(parallel.tp_rank), is_replicated)
 
 
-def take_server_id(server_args: Any) -> None:
-    """Over several nodes, take the name of the first node's server: in it the dispatcher speaks to all ranks. All of
-    them call this at the same point of their start."""
-    carried = runtime.bookkeeping(server_args)
-    if carried is None or "layout" not in carried or carried["layout"].num_nodes == 1:
+def agree_on_server(server_args: Any) -> None:
+    """Take the name of the first node's server: in it the dispatcher speaks to all ranks. Refuses where another feature
+    is off than in the others: there are collectives in the hooks. All of them call this at the same point of their
+    start."""
+    carried, group = runtime.bookkeeping(server_args), get_tp_group()
+    if carried is None or group.world_size == 1:
         return
-    group = get_tp_group()
-    told = torch.tensor(list(bytes.fromhex(carried["server"])), dtype=torch.uint8)
-    torch.distributed.broadcast(told, src=group.ranks[0], group=group.cpu_group)
-    carried["server"] = bytes(told.tolist()).hex()
+    off = ", ".join(seams.off("scheduler"))
+    server = bytes.fromhex(carried["server"])
+    mine = torch.frombuffer(bytearray(server + hashlib.sha256(off.encode()).digest()), dtype=torch.uint8)
+    told = [torch.empty_like(mine) for _ in range(group.world_size)]
+    torch.distributed.all_gather(told, mine, group=group.cpu_group)
+    carried["server"] = bytes(told[0][: len(server)].tolist()).hex()
+    if any(not torch.equal(one[len(server) :], told[0][len(server) :]) for one in told):
+        runtime.refuse(features_refusal(off=off))
 
 
 def agree_on_page_tokens(rank_table: _native.RankTable, page_tokens: int, *, asked: int | None, is_first: bool) -> None:
