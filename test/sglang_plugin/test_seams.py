@@ -7,6 +7,7 @@ import pkgutil
 
 import pytest
 from test import imported
+from uvicorn.main import STARTUP_FAILURE
 
 from banyan import config, patches
 from banyan.sglang_plugin import hook_queue, runtime
@@ -134,6 +135,22 @@ def test_http_worker_when_sglang_starts_several_then_each_has_hooks_of_the_main_
     run = imported.run(HTTP_WORKER)
     (report,) = [line for line in run.stdout.splitlines() if line.startswith("REPORT")] or [run.stderr[-2000:]]
     assert json.loads(report.removeprefix("REPORT")) == [[], 1, 1]
+
+
+WORKER_WITHOUT_HOOKS = """
+from banyan.sglang_plugin import runtime, seams
+
+runtime.is_main_process = lambda: False
+seams.HOOKS.register = lambda: None
+import banyan.sglang_plugin.launcher.http_worker
+print("REPORT it serves")
+"""
+
+
+def test_http_worker_when_it_lacks_hooks_of_the_core_then_it_does_not_serve_and_is_not_started_again():
+    run = imported.run(WORKER_WITHOUT_HOOKS)
+    assert "REPORT" not in run.stdout and "banyan: refused: an HTTP worker" in run.stderr
+    assert run.returncode == STARTUP_FAILURE
 
 
 def test_verify_when_sglang_skipped_a_hook_of_the_core_then_it_is_named():

@@ -135,6 +135,11 @@ def weights_refusal(error: object) -> str:
     )
 
 
+def http_worker_refusal(line: str) -> str:
+    """The line for an HTTP worker without hooks that the main process has: it would give all tenants one cache."""
+    return f"an HTTP worker is not as the main process: there {line}: use --tokenizer-worker-num 1"
+
+
 def http_app_refusal() -> str:
     """The line for HTTP workers that are to serve another application than Banyan's, sharing or not."""
     return (

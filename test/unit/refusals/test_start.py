@@ -24,6 +24,7 @@ PLUGIN = Path(__file__).parents[3] / "python" / "banyan" / "sglang_plugin"
         (start.pool_memory_refusal(need_bytes=7, error="ENOMEM"), "7 bytes", "--max-total-tokens"),
         (start.undecided_refusal(ValueError("not published")), "ValueError: not published", "--banyan-share off"),
         (start.arena_memory_refusal(need_bytes=7, error="ENOMEM"), "7 bytes", "--banyan-host-gb"),
+        (start.http_worker_refusal("core is off"), "core is off", "--tokenizer-worker-num 1"),
         (start.http_app_refusal(), "SGLANG_HTTP_SERVER_APP_PATH", "unset it"),
         (start.arena_size_refusal(need_bytes=3 << 30, available_bytes=2 << 30), "--banyan-host-gb 3: 2.00", "lower it"),
         (start.kept_arena_refusal(folder="/x", error="in use"), "--banyan-keep-host-arena /x", "name a folder"),
