@@ -20,7 +20,7 @@ def identity_with_models_from_elsewhere(monkeypatch):
     monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     monkeypatch.setattr(identity, "get_lora", lambda: SimpleNamespace(lora_paths=None))
     pools = SimpleNamespace(pool=SimpleNamespace(dtype=torch.bfloat16), drafts=(), identity=())
-    identity.Identity(SERVER, Config(store=("/kv",)), pools, {"server": "s", "noted": []})
+    identity.Identity(SERVER, Config(store=("/kv",)), pools, {"server": "s", "engine": "e", "noted": []})
 
 
 class AllocatorOfAnotherPlugin:

@@ -24,7 +24,8 @@ class Namespace:
     weights of the rank have gone through: two ranks share as soon as that is the same. Before it is empty: servers
     share what they loaded from equal files.
 
-    ``engine`` is the engine's name and version: another one may compute other KV of the same tokens.
+    ``engine`` is the engine's name and version, and the digest of its models' code where pages outlive the server or
+    leave it: another one may compute other KV of the same tokens.
 
     ``draft`` says whose KV lies behind the model's in each page; empty where no draft's does. ``window`` says which
     layers' KV a page has, or whose states, of a model that keeps sliding windows or states apart; empty where a page

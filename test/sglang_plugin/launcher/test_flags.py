@@ -166,6 +166,16 @@ def test_start_when_the_arena_is_larger_than_what_is_free_then_refused_before_an
     )
 
 
+def test_start_when_pages_may_meet_those_of_others_then_the_ranks_hear_by_which_code_they_are_computed(tmp_path):
+    storing = ["--banyan-store", str(tmp_path), "--banyan-host-gb", "1"]
+    alone, others = (
+        runtime.bookkeeping(prepare_server_args([*BASE, "--enable-banyan", *flags]))["engine"]
+        for flags in ([], storing)
+    )
+    assert alone == f"sglang {SGLANG_VERSION}"
+    assert others.startswith(f"{alone} ") and len(others) == len(alone) + 65
+
+
 def test_start_when_what_serves_the_store_does_not_answer_yet_then_that_is_said_and_the_ranks_ask_again(monkeypatch):
     told = Mock(wraps=flags.logger)
     monkeypatch.setattr(flags, "logger", told)

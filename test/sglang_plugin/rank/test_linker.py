@@ -108,7 +108,8 @@ def be_rank(monkeypatch, rank, shard=0):
 
 
 def carried(rank_table):
-    return {"rank_table": rank_table.path, "server": "s", "layout": LAYOUT, "noted": [], "tokens_ahead": 0}
+    named = {"server": "s", "engine": "e"}
+    return {"rank_table": rank_table.path, **named, "layout": LAYOUT, "noted": [], "tokens_ahead": 0}
 
 
 def make_pool():
@@ -341,10 +342,11 @@ def test_weights_when_they_have_changed_then_what_was_asked_for_before_could_not
     assert asked_before == [0, 0] and rank.demand.asked(pages, "s") == 1
 
 
-def test_page_when_it_was_computed_by_another_release_of_sglang_then_it_is_another_page(ranks, monkeypatch):
+def test_page_when_it_was_computed_by_another_sglang_then_it_is_another_page(ranks, monkeypatch):
     _, ((owner, *_), (peer, *_)) = ranks
     assert owner.kinds.full.namespace() == peer.kinds.full.namespace()
-    monkeypatch.setattr(identity.importlib.metadata, "version", lambda package: f"{package} of tomorrow")
+    carried_today = carried
+    monkeypatch.setitem(globals(), "carried", lambda table: {**carried_today(table), "engine": "sglang of tomorrow"})
     of_tomorrow, *_ = make_rank(monkeypatch, _native.RankTable.create(4), 0, Config(min_fetch_tokens=PAGE))
     digests = [one.kinds.full._namespace_digest() for one in (owner, of_tomorrow)]
     of_tomorrow.close()

@@ -497,7 +497,7 @@ def computing(monkeypatch, *adapters, **flags):
     monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     args = asked(model_path="m", revision=None, **flags)
     pools = SimpleNamespace(pool=SimpleNamespace(dtype="torch.bfloat16"), drafts=(), identity=())
-    made = identity.Identity(args, Config(store=("/kv",)), pools, {"server": "s", "noted": []})
+    made = identity.Identity(args, Config(store=("/kv",)), pools, {"server": "s", "engine": "e", "noted": []})
     return made.computing(made.weights_sha256)
 
 

@@ -43,7 +43,7 @@ from banyan.refusals.start import (
 )
 from banyan.refusals.tenant_server import TenantFacts, file_refusal, misfit_refusal, tenant_refusals
 from banyan.sglang_plugin import last_words, runtime, seams
-from banyan.sglang_plugin.launcher import cpu_engine, taken_ids, tenant_salts
+from banyan.sglang_plugin.launcher import cpu_engine, engine_code, taken_ids, tenant_salts
 from banyan.store.backends import look
 from banyan.store.location import FILE, HF3FS, StoreLocation, asked_scheme
 
@@ -262,6 +262,7 @@ def _inject(args: Any, wanted: Config, layout: Layout) -> dict[str, Any]:
         carried["rank_table"] = _make_rank_table(layout.num_slots(has_arena=wanted.has_arena))
         carried["layout"] = layout
         carried["server"] = uuid.uuid4().hex
+        carried["engine"] = engine_code.engine_name(wanted)
         carried["noted"] = []
     if wanted.tenant_secret_file:
         # It comes by HTTP, to whichever worker, and no router says whose it is: it would end that worker.

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -70,7 +69,7 @@ class Identity:
         what the main process left, with the files that were to be loaded as they were before."""
         self._server_args = server_args
         self._server = carried["server"]
-        self._engine = f"sglang {importlib.metadata.version('sglang')}"
+        self._engine = carried["engine"]
         self._pool = pools.pool
         self._layers = pools.identity
         self.weights_sha256 = ""
