@@ -38,15 +38,6 @@ def test_pages_when_copied_down_and_up_elsewhere_then_equal_layer_by_layer():
             assert not found[slots(0, 1, 4)].any()
 
 
-def test_layers_when_copied_directly_then_only_the_named_slots_change():
-    keys, _ = pools()
-    copies = [torch.zeros(SLOTS, HEADS, WIDTH) for _ in range(LAYERS)]
-    kvcacheio.transfer_kv_direct(keys, copies, slots(3), slots(0), page_size=PAGE)
-    for copied, source in zip(copies, keys, strict=True):
-        assert torch.equal(copied[slots(0)], source[slots(3)])
-        assert not copied[PAGE:].any()
-
-
 @pytest.mark.parametrize("lengths", [(PAGE, 2 * PAGE), (PAGE - 1, PAGE - 1)], ids=["differ", "half a page"])
 def test_transfer_when_slots_are_no_equal_whole_pages_then_refused(lengths):
     keys, values = pools()

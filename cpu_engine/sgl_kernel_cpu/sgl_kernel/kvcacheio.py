@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """HiCache's transfers between a KV pool and its host copy, as copies of rows on the CPU.
 
-Of the operators of this module those for `--hicache-io-backend direct` with the layouts `layer_first` and
-`page_first_direct`. On a GPU they run on a stream of their own, beside the forward pass; here they run in the thread
-that calls them and have ended when they return. So hits and bytes are those of HiCache, while what a GPU hides behind a
-forward pass is waited for. SGLang imports them only where it finds a GPU: `sgl_kernel.hicache` hands them over.
+Of the operators of this module those for `--hicache-io-backend direct` with the layout `page_first_direct`. On a GPU
+they run on a stream of their own, beside the forward pass; here they run in the thread that calls them and have ended
+when they return. So hits and bytes are those of HiCache, while what a GPU hides behind a forward pass is waited for.
+SGLang imports them only where it finds a GPU: `sgl_kernel.hicache` hands them over.
 
-Shapes: a pool's layer is [slots, heads, width]. A host copy is a list of such layers (layer_first), or
-[pages, layers, page size, heads, width] (page_first_direct). Indices are those of single slots, page by page.
+Shapes: a pool's layer is [slots, heads, width], a host copy [pages, layers, page size, heads, width]. Indices are those
+of single slots, page by page.
 """
 
 from __future__ import annotations
@@ -16,26 +16,7 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["transfer_kv_all_layer_direct_lf_pf", "transfer_kv_direct", "transfer_kv_per_layer_direct_pf_lf"]
-
-
-def transfer_kv_direct(
-    src_layers: Sequence[torch.Tensor],
-    dst_layers: Sequence[torch.Tensor],
-    src_indices: torch.Tensor,
-    dst_indices: torch.Tensor,
-    page_size: int,
-) -> None:
-    """Copy slots ``src_indices`` of each source layer to slots ``dst_indices`` of its destination; either direction.
-
-    Raises:
-        ValueError: when lists or indices differ in length, or no whole pages are named.
-    """
-    if len(src_layers) != len(dst_layers):
-        raise ValueError(f"{len(src_layers)} layers to be copied into {len(dst_layers)}")
-    _check_pages(src_indices, dst_indices, page_size)
-    for source, target in zip(src_layers, dst_layers, strict=True):
-        target[dst_indices] = source[src_indices]
+__all__ = ["transfer_kv_all_layer_direct_lf_pf", "transfer_kv_per_layer_direct_pf_lf"]
 
 
 def transfer_kv_per_layer_direct_pf_lf(
