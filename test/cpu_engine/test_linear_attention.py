@@ -122,6 +122,28 @@ def test_rule_when_keys_come_in_another_form_then_it_says_so():
         )
 
 
+@pytest.mark.parametrize("softplus", [(2.0, 20.0), (1.0, 10.0)])
+def test_rule_when_its_softplus_is_another_then_it_says_so(softplus):
+    q, k, v, a, b = sequence(1)
+    decay, bias = gates()
+    with pytest.raises(NotImplementedError, match="softplus"):
+        kernels.fused_sigmoid_gating_delta_rule_update_cpu(
+            A_log=decay,
+            dt_bias=bias,
+            q=q,
+            k=k,
+            v=v,
+            a=a,
+            b=b,
+            initial_state_source=states(),
+            initial_state_indices=torch.tensor([SLOT]),
+            cu_seqlens=torch.tensor([0, 1]),
+            use_qk_l2norm_in_kernel=True,
+            softplus_beta=softplus[0],
+            softplus_threshold=softplus[1],
+        )
+
+
 @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "with a bias"])
 @pytest.mark.parametrize("seed", range(20))
 def test_convolution_when_a_sequence_is_cut_then_it_is_that_of_transformers_and_no_bit_changes(seed, has_bias):

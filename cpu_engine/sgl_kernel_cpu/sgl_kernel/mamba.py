@@ -17,6 +17,8 @@ import torch
 CHUNK_TOKENS = 64
 """SGLang keeps states at multiples of it: those before each chunk are handed out."""
 EPSILON = 1e-6
+SOFTPLUS = (1.0, 20.0)
+"""Beta and threshold: what torch takes by itself, and every caller in SGLang."""
 
 
 def causal_conv1d_fn_cpu(
@@ -151,7 +153,13 @@ def fused_sigmoid_gating_delta_rule_update_cpu(
     softplus_beta: float,
     softplus_threshold: float,
 ) -> torch.Tensor:
-    """The same with the gates computed from ``a`` and ``b``: decode steps, one token for each sequence."""
+    """The same with the gates computed from ``a`` and ``b``: decode steps, one token for each sequence.
+
+    Raises:
+        NotImplementedError: also for a softplus of other values than torch's own.
+    """
+    if (softplus_beta, softplus_threshold) != SOFTPLUS:
+        raise NotImplementedError(f"the CPU stand-in has the softplus of {SOFTPLUS} only")
     g, beta = fused_gdn_gating_cpu(A_log, a, b, dt_bias)
     read, _, _ = chunk_gated_delta_rule_cpu(
         q,
