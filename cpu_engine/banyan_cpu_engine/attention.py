@@ -248,6 +248,8 @@ class CpuAttention(TorchNativeAttnBackend):
                     scaling=scaling,
                     enable_gqa=enable_gqa,
                 )
+        # Of no request, as in an extend.
+        output[len(seq_lens) * num_nodes :] = 0
         return output
 
     def _attend(

@@ -81,6 +81,29 @@ def test_extend_when_there_are_more_rows_than_tokens_then_the_others_are_numbers
     assert output[:7].any(dim=-1).all() and not output[7:].any()
 
 
+def test_drafts_when_there_are_more_rows_than_drafts_then_the_others_are_numbers(tables):
+    """As above, of a batch that is verified."""
+    keys, values, req_to_token, generator = tables
+    query = torch.randn((8, NUM_HEADS, HEAD_DIM), generator=generator).bfloat16()
+    backend = CpuAttention.__new__(CpuAttention)
+    backend._masks, backend._drafts = {}, torch.ones((2, 3, 3)).tril().bool()
+    output = backend._run_sdpa_forward_extend(
+        query=query,
+        output=torch.full_like(query, torch.nan),
+        k_cache=keys,
+        v_cache=values,
+        req_to_token=req_to_token,
+        req_pool_indices=torch.tensor([0, 2]),
+        seq_lens=torch.tensor([40, 7]),
+        extend_prefix_lens=torch.tensor([0, 0]),
+        extend_seq_lens=torch.tensor([3, 3]),
+        scaling=HEAD_DIM**-0.5,
+        enable_gqa=True,
+        causal=True,
+    )
+    assert output[:6].any(dim=-1).all() and not output[6:].any()
+
+
 @pytest.mark.parametrize("window", [None, 39, 600])
 @pytest.mark.parametrize(
     "prefix_lens, new_lens",
