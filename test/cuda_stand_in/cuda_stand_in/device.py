@@ -20,6 +20,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .refused import Refused
+
 PATIENCE_S = 60.0
 POLL_S = 0.0001
 FIRST_QUEUE = 1 << 20
@@ -49,6 +51,7 @@ class Device:
         self._reached: dict[int, int] = defaultdict(int)
         self._reached_at_s: dict[int, float] = {}
         self._next_queue, self._next_event = FIRST_QUEUE, 1
+        self._timing_events: set[int] = set()
         self.num_deferred = 0
         """Operations that ran later than they were enqueued."""
 
@@ -67,6 +70,12 @@ class Device:
         with self._lock:
             self._next_event += 1
             return self._next_event
+
+    def create_timing_event(self) -> int:
+        with self._lock:
+            event = self.create_event()
+            self._timing_events.add(event)
+            return event
 
     # ---- what is enqueued
 
@@ -174,4 +183,9 @@ class Device:
                     self._run_next(queue)
 
     def elapsed_s(self, first: int, last: int) -> float:
+        for event in (first, last):
+            if event not in self._timing_events or not self._recorded[event]:
+                raise Refused("CUDA_ERROR_INVALID_HANDLE")
+            if self._reached[event] < self._recorded[event]:
+                raise Refused("CUDA_ERROR_NOT_READY")
         return self._reached_at_s[last] - self._reached_at_s[first]

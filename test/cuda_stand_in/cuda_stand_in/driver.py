@@ -14,6 +14,7 @@ from typing import Any
 
 from cuda_stand_in.device import Device
 from cuda_stand_in.memory import Memory
+from cuda_stand_in.refused import Refused
 
 NUM_DEVICES = 8
 NUM_SMS = 132
@@ -62,6 +63,8 @@ class Driver:
                 return (self._cuda.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,)
             try:
                 result = function(*arguments)
+            except Refused as refused:
+                return (getattr(self._cuda.CUresult, str(refused)),)
             except (OSError, KeyError):
                 return (self._cuda.CUresult.CUDA_ERROR_INVALID_VALUE,)
             if isinstance(result, tuple):
@@ -132,7 +135,8 @@ class Driver:
         return self._device.create_queue()
 
     def cuEventCreate(self, flags: int) -> int:
-        return self._device.create_event()
+        is_plain = flags & self._cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING
+        return self._device.create_event() if is_plain else self._device.create_timing_event()
 
     def cuEventDestroy(self, event: int) -> None: ...
 

@@ -49,7 +49,8 @@ class Event:
     process: Streams
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, **_rest: Any) -> None:
-        self.cuda_event = self.process.device.create_event()
+        device = self.process.device
+        self.cuda_event = device.create_timing_event() if enable_timing else device.create_event()
 
     def record(self, stream: Any = None) -> None:
         self.process.device.record(self.cuda_event, (stream or self.process.current()).cuda_stream)

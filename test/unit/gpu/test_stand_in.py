@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from test.cuda_stand_in.cuda_stand_in.device import Device
 from test.cuda_stand_in.cuda_stand_in.memory import GRANULE_BYTES, Memory
+from test.cuda_stand_in.cuda_stand_in.refused import Refused
 
 TORCHS = 0
 """Torch's default stream."""
@@ -65,6 +66,24 @@ def test_event_when_it_is_recorded_again_then_a_wait_is_for_the_record_that_it_s
     device.record(passed, second)
     device.synchronize(passed)
     assert story.seen == [0]
+
+
+def test_time_when_an_event_keeps_none_or_is_not_reached_then_refused_as_cuda_does():
+    device = Device("late")
+    queue, plain = device.create_queue(), device.create_event()
+    first, last = (device.create_timing_event() for _ in range(2))
+    for event in (plain, first):
+        device.record(event, queue)
+    for pair in ((plain, first), (first, plain), (first, last)):
+        with pytest.raises(Refused, match="CUDA_ERROR"):
+            device.elapsed_s(*pair)
+    device.record(last, queue)
+    with pytest.raises(Refused, match="NOT_READY"):
+        device.elapsed_s(first, last)
+    device.synchronize(last)
+    assert device.elapsed_s(first, last) >= 0
+    with pytest.raises(Refused, match="INVALID_HANDLE"):
+        device.elapsed_s(plain, last)
 
 
 def test_queue_when_only_the_host_can_let_it_go_on_then_asking_does_not_block():

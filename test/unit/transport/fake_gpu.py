@@ -91,7 +91,7 @@ class FakeGpu:
         self.now_us = 0
         self.memory: dict[int, ctypes.Array] = {}
         self.exported: dict[bytes, int] = {}
-        self.num_handles = 0
+        self.num_handles = self.num_events = 0
         self.opener = OpeningThread()
         self.free_bytes = 1 << 30
         self.registers_read_only = False
@@ -162,7 +162,7 @@ class FakeDriver:
         """Threads that have a context, and whether they are the one that opens, which is played by another."""
         self.slow_calls: list[tuple] = []
         """What a scheduling thread must not do while it serves: openings and registrations made on it."""
-        self._next_event = 0
+        self._timing_events: set[int] = set()
 
     def _called(self, name: str, *arguments) -> None:
         self.calls.append((name, *arguments))
@@ -178,14 +178,19 @@ class FakeDriver:
     # ---- Streams
 
     def create_event(self) -> int:
-        self._next_event += 1
         self._called("create_event")
-        return id(self) + self._next_event
+        self.gpu.num_events += 1
+        return self.gpu.num_events
 
-    create_timing_event = create_event
+    def create_timing_event(self) -> int:
+        event = self.create_event()
+        self._timing_events.add(event)
+        return event
 
     def elapsed_s(self, first: int, last: int) -> float:
         self._called("elapsed_s", first, last)
+        if not {first, last} <= self._timing_events:
+            raise DriverError("elapsed_s", "CUDA_ERROR_INVALID_HANDLE")
         assert self.gpu.reached[first] and self.gpu.reached[last], "only events that are done have a time"
         return (self.gpu.reached_at[last] - self.gpu.reached_at[first]) / 1e6
 

@@ -4,6 +4,7 @@
 import pytest
 from test.unit.transport.fake_gpu import FakeDriver, FakeGpu
 
+from banyan.transport.cuda_ipc.driver import DriverError
 from banyan.transport.cuda_ipc.layer_times import LayerTimer
 
 STREAM, NUM_LAYERS, OPS_PER_LAYER = 5, 4, 3
@@ -90,3 +91,13 @@ def test_forward_when_the_model_has_one_layer_then_nothing_is_told():
     rig.gpu.run()
     rig.timer.poll()
     assert not rig.told and not rig.driver.calls
+
+
+def test_time_when_an_event_keeps_none_then_refused_as_cuda_does(rig):
+    plain, timing = rig.driver.create_event(), rig.driver.create_timing_event()
+    for event in (plain, timing):
+        rig.driver.record_event(event, STREAM)
+    rig.gpu.run()
+    for pair in ((plain, timing), (timing, plain)):
+        with pytest.raises(DriverError, match="INVALID_HANDLE"):
+            rig.driver.elapsed_s(*pair)
