@@ -20,6 +20,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .capture import Capture
 from .refused import Refused
 
 PATIENCE_S = 60.0
@@ -52,6 +53,7 @@ class Device:
         self._reached_at_s: dict[int, float] = {}
         self._next_queue, self._next_event = FIRST_QUEUE, 1
         self._timing_events: set[int] = set()
+        self.capture = Capture()
         self.num_deferred = 0
         """Operations that ran later than they were enqueued."""
 
@@ -84,6 +86,7 @@ class Device:
 
     def record(self, event: int, stream: int) -> None:
         with self._lock:
+            self.capture.note_record(event, stream)
             self._recorded[event] += 1
             number = self._recorded[event]
             self._recorded_on[event, number] = stream
@@ -97,6 +100,7 @@ class Device:
     def wait(self, stream: int, event: int) -> None:
         """For the record that the event holds now."""
         with self._lock:
+            self.capture.note_wait(stream, event)
             self._put(stream, _Op(lambda: None, awaits=(event, self._recorded[event])))
 
     def wait_until(self, stream: int, is_ready: Callable[[], bool]) -> None:
@@ -160,6 +164,7 @@ class Device:
         """Asking brings the queue on by one operation, and those that it waits for, so that who asks again and again
         gets an answer."""
         with self._lock:
+            self.capture.check_asked(event)
             number = self._recorded[event]
             if self._reached[event] < number:
                 self._nudge(self._recorded_on[event, number])
@@ -174,6 +179,7 @@ class Device:
 
     def synchronize(self, event: int) -> None:
         with self._lock:
+            self.capture.check_asked(event)
             self._reach(event, self._recorded[event])
 
     def synchronize_all(self) -> None:
@@ -184,6 +190,7 @@ class Device:
 
     def elapsed_s(self, first: int, last: int) -> float:
         for event in (first, last):
+            self.capture.check_asked(event)
             if event not in self._timing_events or not self._recorded[event]:
                 raise Refused("CUDA_ERROR_INVALID_HANDLE")
             if self._reached[event] < self._recorded[event]:

@@ -6,8 +6,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,7 +35,6 @@ class Driver:
         self._pinned: dict[int, Any] = {}
         self._registered: dict[int, int] = {}
         self._thread = threading.local()
-        self._is_capturing = self._is_broken = False
         self.current_device = 0
 
     def install(self) -> None:
@@ -45,23 +43,12 @@ class Driver:
             if name.startswith("cu") and name[2].isupper():
                 setattr(self._cuda, name, self._answering(name, getattr(self, name)))
 
-    @contextmanager
-    def capture(self) -> Iterator[None]:
-        """A graph is captured, in the mode "global"."""
-        self._is_capturing, self._is_broken = True, False
-        try:
-            yield
-        finally:
-            self._is_capturing = False
-        if self._is_broken:
-            raise RuntimeError("CUDA_ERROR_STREAM_CAPTURE_INVALIDATED")
-
     def _answering(self, name: str, function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
         def call(*arguments: Any) -> tuple[Any, ...]:
-            if self._is_capturing and name.startswith(UNSAFE) and not hasattr(self._thread, "is_relaxed"):
-                self._is_broken = True
-                return (self._cuda.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,)
+            capture = self._device.capture
             try:
+                if capture.is_active and name.startswith(UNSAFE) and not hasattr(self._thread, "is_relaxed"):
+                    capture.refuse("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED")
                 result = function(*arguments)
             except Refused as refused:
                 return (getattr(self._cuda.CUresult, str(refused)),)

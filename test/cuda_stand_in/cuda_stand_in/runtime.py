@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -93,15 +94,21 @@ class Runtime:
             "get_arch_list": lambda: ["sm_80"],
             "is_bf16_supported": lambda *_args, **_named: True,
             "can_device_access_peer": lambda *_: True,
-            "is_current_stream_capturing": lambda: False,
+            "is_current_stream_capturing": lambda: self._device.capture.includes(self._streams.current().cuda_stream),
             "CUDAGraph": _Graph,
-            "graph": lambda *_args, **_named: self._driver.capture(),
+            "graph": self._capture,
             "synchronize": lambda *_: self._device.synchronize_all(),
             "mem_get_info": lambda *_: (FREE_BYTES, TOTAL_BYTES),
             "memory_stats": lambda *_: {},
             **{name: _answering(0) for name in _NO_BYTES},
             **{name: _answering(None) for name in _NOTHING},
         }
+
+    @contextmanager
+    def _capture(self, _graph: Any, _pool: Any = None, stream: Any = None, **_rest: Any) -> Iterator[None]:
+        captured = stream or self._streams.Stream()
+        with self._streams.StreamContext(captured), self._device.capture.on(captured.cuda_stream):
+            yield
 
     def _install_in_c(self) -> None:
         found: dict[str, Any] = {

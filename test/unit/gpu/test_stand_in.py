@@ -13,6 +13,7 @@ from test.cuda_stand_in.cuda_stand_in.refused import Refused
 
 TORCHS = 0
 """Torch's default stream."""
+CAPTURED = 3
 MEMORY = Path(__file__).parents[2] / "cuda_stand_in"
 
 
@@ -94,6 +95,31 @@ def test_queue_when_only_the_host_can_let_it_go_on_then_asking_does_not_block():
     assert not any(device.is_done(event) for _ in range(3))
     word.append(1)
     assert any(device.is_done(event) for _ in range(3))
+
+
+def test_graph_when_it_is_captured_then_its_streams_wait_for_no_other_event():
+    device = Device("late")
+    queue, outside, inside = device.create_queue(), device.create_event(), device.create_event()
+    device.record(outside, queue)
+    with device.capture.on(CAPTURED):
+        device.record(inside, CAPTURED)
+        device.wait(queue, inside)
+        assert device.capture.includes(queue), "whoever waits for it is a part of it"
+    with pytest.raises(Refused, match="INVALIDATED"), device.capture.on(CAPTURED):
+        with pytest.raises(Refused, match="ISOLATION"):
+            device.wait(CAPTURED, outside)
+
+
+def test_event_when_it_was_recorded_in_a_graph_then_nobody_asks_for_it_until_it_is_recorded_elsewhere():
+    device = Device("late")
+    event = device.create_timing_event()
+    with device.capture.on(CAPTURED):
+        device.record(event, CAPTURED)
+    for ask in (device.is_done, device.synchronize, lambda event: device.elapsed_s(event, event)):
+        with pytest.raises(Refused, match="CAPTURED_EVENT"):
+            ask(event)
+    device.record(event, TORCHS)
+    assert device.is_done(event)
 
 
 @pytest.mark.parametrize("order", ["late", "soon", "1", "2"])

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank's calls for its device on the stand-in for a GPU, in a process that sees it: what CUDA would refuse."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+STAND_IN = Path(__file__).parents[2] / "cuda_stand_in"
+
+
+def said_on_stand_in(program):
+    path = os.pathsep.join((str(STAND_IN), *sys.path))
+    env = {**os.environ, "PYTHONPATH": path, "CUDA_STAND_IN": "late", "SGLANG_USE_CPU_ENGINE": "0"}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout.splitlines()
+
+
+CAPTURING = """
+import torch
+from banyan.sglang_plugin.pools.device_access import current_stream, markable_stream
+from banyan.transport.cuda_ipc.driver import CudaDriver, DriverError
+from banyan.transport.cuda_ipc.layer_times import LayerTimer
+
+
+def timed(stream):
+    told = []
+    timer = LayerTimer(CudaDriver(), num_layers=2, current_stream=stream, took=lambda forward, us: told.append(forward))
+
+    def run(forward):
+        timer.begin(forward)
+        timer.tick(0)
+        timer.tick(1)
+
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        run("captured")
+    run("plain")
+    timer.poll()
+    return told
+
+
+print(timed(markable_stream))
+try:
+    timed(current_stream)
+except DriverError as refused:
+    print(refused)
+"""
+
+
+def test_forward_when_it_is_captured_then_no_event_of_it_is_asked_for():
+    """Without the guard CUDA refuses the question, at the first request behind the start."""
+    assert said_on_stand_in(CAPTURING) == ["['plain']", "cuEventQuery: CUDA_ERROR_CAPTURED_EVENT"]
