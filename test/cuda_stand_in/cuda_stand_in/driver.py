@@ -144,6 +144,10 @@ class Driver:
         self._device.wait_until(stream, lambda: (word.value - value) % 2**32 < 2**31)
 
     def cuMemcpyAsync(self, target: int, source: int, num_bytes: int, stream: int) -> None:
+        for address in (target, source):
+            # CUDA would copy it in the calling thread: nobody here means that. Private memory may be a tensor's.
+            if not self._knows(address) and protection(address).endswith("s"):
+                raise Refused("CUDA_ERROR_INVALID_VALUE")
         self._device.enqueue(stream, lambda: ctypes.memmove(target, source, num_bytes) and None)
 
     def cuMemsetD32Async(self, address: int, value: int, num_words: int, stream: int) -> None:
@@ -160,6 +164,12 @@ class Driver:
 
     def cuMemGetInfo(self) -> tuple[Any, ...]:
         return self._ok, 1 << 30, 1 << 34
+
+    def _knows(self, address: int) -> bool:
+        """Whether it lies in memory of the device, or in memory of the host that was pinned."""
+        pinned = {base: len(block) for base, block in self._pinned.items()} | self._registered
+        is_pinned = any(base <= address < base + num_bytes for base, num_bytes in pinned.items())
+        return is_pinned or self._memory.allocation_of(address) is not None
 
     def cuMemAllocHost(self, num_bytes: int) -> int:
         block = ctypes.create_string_buffer(num_bytes)

@@ -17,6 +17,27 @@ def said_on_stand_in(program):
     return done.stdout.splitlines()
 
 
+UNPINNED = """
+import ctypes, mmap
+from banyan.transport.cuda_ipc.driver import CudaDriver, DriverError
+
+driver, block = CudaDriver(), mmap.mmap(-1, 1 << 12)
+start, room = ctypes.addressof(ctypes.c_char.from_buffer(block)), driver.allocate(64)
+for target, source in ((room, start), (start + 64, room)):
+    try:
+        driver.copy_async(target, source, 64, 0)
+    except DriverError as refused:
+        print(refused)
+driver.register_host(start, 1 << 12)
+driver.copy_async(room, start, 64, 0)
+driver.copy_async(start + 64, room, 64, 0)
+"""
+
+
+def test_copy_when_the_hosts_side_was_never_pinned_then_refused():
+    assert said_on_stand_in(UNPINNED) == ["cuMemcpyAsync: CUDA_ERROR_INVALID_VALUE"] * 2
+
+
 CAPTURING = """
 import torch
 from banyan.sglang_plugin.pools.device_access import current_stream, markable_stream
