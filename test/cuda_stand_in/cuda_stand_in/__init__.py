@@ -32,11 +32,13 @@ def install() -> None:
     from cuda_stand_in.memory import Memory
     from cuda_stand_in.runtime import Runtime
     from cuda_stand_in.saver import Saver
+    from cuda_stand_in.streams import Streams
 
     device, memory = Device(order), Memory()
     # A server that is forked may be told another order than the process that has imported for it.
     os.register_at_fork(after_in_child=lambda: device.obey(os.environ[VARIABLE]))
-    driver = Driver(bindings, device, memory, exports=lambda: not config.uses_expandable_segments())
+    streams = Streams(device)
+    driver = Driver(bindings, streams, memory, exports=lambda: not config.uses_expandable_segments())
     driver.install()
-    Runtime(device, memory, driver).install()
+    Runtime(streams, memory, driver).install()
     engine.install(Saver(memory).install)

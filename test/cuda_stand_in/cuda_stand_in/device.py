@@ -3,7 +3,10 @@
 
 Torch's own streams run at once, in the order in which they are called: torch computes so on a processor. Streams that
 the driver's calls make are queues. What waits for one of their events, a torch stream or the host, has them run so far
-and no further. So a wait that is missing is seen: what it would have waited for has not happened.
+and no further. So a wait for a queue that is missing is seen: what it would have waited for has not happened.
+
+The other way round no byte tells: when a queue runs, torch's streams have computed all that they were given, waited for
+or not. So what was recorded on them is counted, and ``lag`` says for which of them a queue has not waited.
 
 Orders, named by ``order``
   late     nothing runs before it is waited for or asked about
@@ -27,6 +30,9 @@ PATIENCE_S = 60.0
 POLL_S = 0.0001
 FIRST_QUEUE = 1 << 20
 """Numbers of queues; those of torch's streams are smaller."""
+
+HOST = -1
+"""Waits for streams, too: with ``synchronize``."""
 
 Order = str
 
@@ -53,6 +59,12 @@ class Device:
         self._reached_at_s: dict[int, float] = {}
         self._next_queue, self._next_event = FIRST_QUEUE, 1
         self._timing_events: set[int] = set()
+        self._num_recorded_on: dict[int, int] = defaultdict(int)
+        """Of each of torch's streams, events that were recorded there."""
+        self._last_recorded: dict[int, tuple[int, int]] = {}
+        """Of each event that was last recorded on one of them: on which, and as which of its events."""
+        self._behind: dict[int, dict[int, int]] = defaultdict(dict)
+        """Of each queue, how many events of which of torch's streams are before what it gets next."""
         self.capture = Capture()
         self.num_deferred = 0
         """Operations that ran later than they were enqueued."""
@@ -67,6 +79,9 @@ class Device:
             self._next_queue += 1
             self._queues[self._next_queue] = deque()
             return self._next_queue
+
+    def is_queue(self, stream: int) -> bool:
+        return stream in self._queues
 
     def create_event(self) -> int:
         with self._lock:
@@ -90,6 +105,10 @@ class Device:
             self._recorded[event] += 1
             number = self._recorded[event]
             self._recorded_on[event, number] = stream
+            self._last_recorded.pop(event, None)
+            if stream not in self._queues:
+                self._num_recorded_on[stream] += 1
+                self._last_recorded[event] = stream, self._num_recorded_on[stream]
 
             def reach() -> None:
                 self._reached[event], self._reached_at_s[event] = number, time.perf_counter()
@@ -101,7 +120,27 @@ class Device:
         """For the record that the event holds now."""
         with self._lock:
             self.capture.note_wait(stream, event)
+            self._note_behind(stream, event)
             self._put(stream, _Op(lambda: None, awaits=(event, self._recorded[event])))
+
+    def _note_behind(self, waiting: int, event: int) -> None:
+        if event in self._last_recorded:
+            stream, number = self._last_recorded[event]
+            self._behind[waiting][stream] = max(number, self._behind[waiting].get(stream, 0))
+
+    def lag(self, queue: int) -> set[int]:
+        """Torch's streams whose newest event neither the queue nor the host has waited for."""
+        with self._lock:
+            return {
+                stream
+                for stream, newest in self._num_recorded_on.items()
+                if all(self._behind[waiting].get(stream, 0) < newest for waiting in (queue, HOST))
+            }
+
+    def awaited_streams(self) -> set[int]:
+        """Torch's streams that some queue has waited for."""
+        with self._lock:
+            return {stream for queue in self._queues for stream in self._behind[queue]}
 
     def wait_until(self, stream: int, is_ready: Callable[[], bool]) -> None:
         self._put(stream, _Op(lambda: None, is_ready=is_ready))
@@ -180,10 +219,12 @@ class Device:
     def synchronize(self, event: int) -> None:
         with self._lock:
             self.capture.check_asked(event)
+            self._note_behind(HOST, event)
             self._reach(event, self._recorded[event])
 
     def synchronize_all(self) -> None:
         with self._lock:
+            self._behind[HOST] = dict(self._num_recorded_on)
             for queue, ops in self._queues.items():
                 while ops:
                     self._run_next(queue)

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from cuda_stand_in.device import Device
 from cuda_stand_in.memory import Memory
 from cuda_stand_in.refused import Refused
+from cuda_stand_in.streams import Streams
 
 NUM_DEVICES = 8
 NUM_SMS = 132
@@ -27,10 +27,10 @@ UNSAFE = ("cuIpcOpen", "cuIpcClose", "cuMemAlloc", "cuMemFree", "cuMemGetInfo", 
 class Driver:
     """Each public function stands for one of ``cuda.bindings.driver`` and answers as it does: the code comes first."""
 
-    def __init__(self, bindings: Any, device: Device, memory: Memory, *, exports: Callable[[], bool]) -> None:
+    def __init__(self, bindings: Any, streams: Streams, memory: Memory, *, exports: Callable[[], bool]) -> None:
         """``exports``: whether memory has handles; that of virtual memory pools has none."""
         self._cuda = bindings
-        self._device, self._memory, self._exports = device, memory, exports
+        self._device, self._streams, self._memory, self._exports = streams.device, streams, memory, exports
         self._ok = bindings.CUresult.CUDA_SUCCESS
         self._pinned: dict[int, Any] = {}
         self._registered: dict[int, int] = {}
@@ -148,7 +148,19 @@ class Driver:
             # CUDA would copy it in the calling thread: nobody here means that. Private memory may be a tensor's.
             if not self._knows(address) and protection(address).endswith("s"):
                 raise Refused("CUDA_ERROR_INVALID_VALUE")
+        self._check_order(target, source, stream)
         self._device.enqueue(stream, lambda: ctypes.memmove(target, source, num_bytes) and None)
+
+    def _check_order(self, target: int, source: int, stream: int) -> None:
+        """What the calling thread has torch compute, it computes on the current stream: a queue that copies a tensor is
+        behind it. A tensor that stays on the device says where a kernel writes, so that queue is behind all streams
+        that any queue waits for: they may write there, too."""
+        if not self._device.is_queue(stream) or self._knows(source):
+            return
+        writing = self._device.awaited_streams() if self._memory.allocation_of(target) is not None else set()
+        early = self._device.lag(stream) & {self._streams.current().cuda_stream, *writing}
+        if early:
+            raise AssertionError(f"a queue copies a tensor and has not waited for torch's streams {early}")
 
     def cuMemsetD32Async(self, address: int, value: int, num_words: int, stream: int) -> None:
         words = (ctypes.c_uint32 * num_words).from_address(address)

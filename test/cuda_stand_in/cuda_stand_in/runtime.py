@@ -32,9 +32,8 @@ HOST = torch.device("cpu")
 class Runtime:
     """What torch is told, in one process."""
 
-    def __init__(self, device: Device, memory: Memory, driver: Driver) -> None:
-        self._device, self._memory, self._driver = device, memory, driver
-        self._streams = Streams(device)
+    def __init__(self, streams: Streams, memory: Memory, driver: Driver) -> None:
+        self._device, self._streams, self._memory, self._driver = streams.device, streams, memory, driver
 
     def set_device(self, device: Any) -> None:
         number = torch.device(device).index if not isinstance(device, int) else device

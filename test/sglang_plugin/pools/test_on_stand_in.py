@@ -17,6 +17,57 @@ def said_on_stand_in(program):
     return done.stdout.splitlines()
 
 
+ORDERED = """
+import torch
+from banyan.transport.cuda_ipc.copies import LayerGroups
+from banyan.transport.cuda_ipc.driver import CudaDriver
+from banyan.transport.cuda_ipc.lane import Lane
+from banyan.transport.cuda_ipc.page_lists import Part
+from banyan.transport.cuda_ipc.readback import ReadbackLane
+
+
+class NoKernel:
+    def enqueue(self, **_):
+        print("copied")
+
+
+driver, schedule, forward = CudaDriver(), torch.cuda.Stream(), torch.cuda.Stream()
+torch.cuda.set_stream(schedule)
+readback = ReadbackLane(driver, stream=driver.create_stream(), num_pages=9)
+made = {"driver": driver, "kernel": NoKernel(), "groups": LayerGroups((1,), 1), "num_pages": 9, "target_row": 0}
+lane = Lane(stream=driver.create_stream(), **made)
+numbers, kept = torch.arange(2, device="cuda"), []
+
+
+def send(behind):
+    readback.send("numbers", numbers, behind=behind)
+    print("sent")
+
+
+def copy(behind):
+    lane.begin()
+    lane.enqueue([Part([(0, bytes(16))], numbers)], behind)
+
+
+for enqueue in (send, copy):
+    for awaited in ((schedule, forward), (schedule,), (forward,), ()):
+        kept.append([stream.record_event() for stream in (schedule, forward)])
+        events = dict(zip((schedule, forward), kept[-1]))
+        try:
+            enqueue([events[stream].cuda_event for stream in awaited])
+        except AssertionError as early:
+            print(early)
+"""
+EARLY = "a queue copies a tensor and has not waited for torch's streams {%s}"
+
+
+def test_queue_when_it_has_not_waited_for_what_computes_a_tensor_then_its_copy_is_refused():
+    """Or no byte here could say so: torch computes at once. What is freed is told behind the current stream alone."""
+    said = said_on_stand_in(ORDERED)
+    assert said[:4] == ["sent", "sent", EARLY % 1, EARLY % 1]
+    assert said[4:] == ["copied", EARLY % 2, EARLY % 1, EARLY % "1, 2"]
+
+
 UNPINNED = """
 import ctypes, mmap
 from banyan.transport.cuda_ipc.driver import CudaDriver, DriverError

@@ -97,6 +97,22 @@ def test_queue_when_only_the_host_can_let_it_go_on_then_asking_does_not_block():
     assert any(device.is_done(event) for _ in range(3))
 
 
+def test_queue_when_it_has_not_waited_for_a_streams_newest_event_then_it_lags():
+    device = Device("late")
+    queue, event = device.create_queue(), device.create_event()
+    device.record(event, TORCHS)
+    assert device.lag(queue) == {TORCHS} and not device.awaited_streams()
+    device.wait(queue, event)
+    assert not device.lag(queue) and device.awaited_streams() == {TORCHS}
+    device.record(event, TORCHS)
+    assert device.lag(queue) == {TORCHS}
+    device.synchronize(event)
+    assert not device.lag(queue), "the host has waited, and enqueues afterwards"
+    device.record(event, TORCHS)
+    device.synchronize_all()
+    assert not device.lag(queue)
+
+
 def test_graph_when_it_is_captured_then_its_streams_wait_for_no_other_event():
     device = Device("late")
     queue, outside, inside = device.create_queue(), device.create_event(), device.create_event()
