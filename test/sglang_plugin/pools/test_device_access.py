@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from sglang.srt.mem_cache.unified_cache import unified_cache_linker
 from test.unit.cache_rig import make_cache, request
 from test.unit.directory.rig import NAMESPACE, ids, keys
 from test.unit.transport.fake_gpu import FakeDriver, FakeGpu, FakeKernel
@@ -40,6 +41,7 @@ COMMON = {"size": TOKENS, "page_size": PAGE, "layer_num": LAYERS, "device": "cpu
 MHA = {**COMMON, "head_num": 2, "head_dim": 8, "enable_alt_stream": False, "dtype": torch.bfloat16}
 MLA = {**COMMON, "kv_lora_rank": 24, "qk_rope_head_dim": 8, "dtype": torch.bfloat16}
 SCHEDULE, FORWARD = 1, 2
+FORWARD_STREAM = SimpleNamespace(cuda_stream=FORWARD)
 TWO_RANKS = Layout(dp=2, attn_dp=1, attn_cp=1, attn_tp=1)
 
 
@@ -128,6 +130,7 @@ class Rank:
         uuid=bytes(16),
         gives_handles=True,
         layout=TWO_RANKS,
+        forward_stream=FORWARD_STREAM,
     ):
         Rank.building = self
         self.driver = Device(gpu)
@@ -152,7 +155,7 @@ class Rank:
             member_slots=self.member_slots,
             config=config,
             num_slots=2 * layout.dp,
-            forward_stream=SimpleNamespace(cuda_stream=FORWARD),
+            forward_stream=forward_stream,
             record_ready=self.record_ready,
             arena=arena,
             has_arena=arena is not None,
@@ -225,6 +228,20 @@ def be_waited_for(monkeypatch, gpu):
     monkeypatch.setattr(gpu_io, "time", waits)
 
 
+def be_recorded(monkeypatch, gpu, current_stream):
+    """Events that SGLang makes and records, wherever it does."""
+    driver = FakeDriver(gpu)
+
+    class Event:
+        def __init__(self):
+            self.cuda_event = driver.create_event()
+
+        def record(self, stream=None):
+            driver.record_event(self.cuda_event, current_stream() if stream is None else stream.cuda_stream)
+
+    monkeypatch.setattr(unified_cache_linker, "device_module", SimpleNamespace(Event=Event))
+
+
 def be_opened_by(monkeypatch, opener):
     """Peers are opened by this thread, and looked for at every poll."""
     monkeypatch.setattr(rank_device, "one_thread", lambda name: opener)
@@ -277,6 +294,12 @@ def test_fetch_when_started_then_the_peers_bytes_arrive_and_their_owner_gets_its
     while len(back) < 2 and time.monotonic() < deadline_s:
         back += ids(owner.frame_table.drain())
     assert sorted(back) == [3, 5], "the reader does not poll"
+
+
+def test_rank_when_sglang_names_no_stream_of_its_forwards_then_refused(gpu, monkeypatch, capsys):
+    with pytest.raises((SystemExit, Refused)):
+        Rank(gpu, _native.RankTable.create(4), 0, monkeypatch, forward_stream=None)
+    assert "stream" in capsys.readouterr().err
 
 
 def test_leave_when_pages_are_on_their_way_then_they_end_unpublished_and_all_is_closed(gpu, ranks):

@@ -9,11 +9,13 @@ import torch
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from test.sglang_plugin.pools.test_device_access import (
     FORWARD,
+    FORWARD_STREAM,
     SCHEDULE,
     Device,
     Kernel,
     Rank,
     be_opened_by,
+    be_recorded,
     be_waited_for,
     numbers_under_way,
 )
@@ -47,22 +49,15 @@ class GpuRank:
                 self.driver.adopt(buffer)
         Rank.building = self
         monkeypatch.setattr(device_start, "CudaDriver", lambda: self.driver)
-        self.events = [SimpleNamespace(cuda_event=self.driver.create_event()) for _ in range(2)]
         self.pages = DeviceAllocator(
             size=TOKENS, page_size=PAGE, dtype=torch.bfloat16, device="cpu", kvcache=self.pool, need_sort=False
         )
         params = rig.parameters_of(self.pages, PAGE, drafts=tuple(self.drafts))
         monkeypatch.setattr(runtime, "disaggregation_mode", lambda: "null")
-        monkeypatch.setattr(BanyanLinker, "record_offload_ready", lambda _linker: self.record_ready())
-        forward = SimpleNamespace(cuda_stream=FORWARD)
+        be_recorded(monkeypatch, gpu, lambda: SCHEDULE)
         self.linker = BanyanLinker(
-            rig.SERVER, params, components={ComponentType.FULL}, extra_config={}, forward_stream=forward
+            rig.SERVER, params, components={ComponentType.FULL}, extra_config={}, forward_stream=FORWARD_STREAM
         )
-
-    def record_ready(self):
-        for event, stream in zip(self.events, (SCHEDULE, FORWARD), strict=True):
-            self.driver.record_event(event.cuda_event, stream)
-        return self.events
 
     def meet_peers(self):
         """Open who is there, whatever it takes."""
@@ -88,6 +83,14 @@ def let_the_device_run(ranks):
     for rank in ranks:
         rank.adopt_lists()
     ranks[0].gpu.run()
+
+
+def step_all(ranks):
+    """The device does what it can; some stream may wait."""
+    for rank in ranks:
+        rank.adopt_lists()
+    while ranks[0].gpu.step():
+        pass
 
 
 def make_node(monkeypatch, config, num_ranks=2, draft_sizes=()):
@@ -136,6 +139,33 @@ def test_prefix_when_offloaded_and_loaded_then_equal_and_the_scheduler_only_enqu
     assert reader.linker.finish_layer_wise_loading(index)
     assert not torch.equal(rig.page(reader.pool, targets), rig.page(owner.pool, slots)), "nothing has run yet"
     let_the_device_run(ranks)
+    assert torch.equal(rig.page(reader.pool, targets), rig.page(owner.pool, slots))
+
+
+@pytest.mark.parametrize("busy", [SCHEDULE, FORWARD])
+def test_pages_when_one_of_sglangs_streams_has_not_ended_then_they_are_neither_published_nor_written(ranks, busy):
+    """Only SGLang's linker knows which streams these are: it records the events."""
+    owner, reader = ranks
+    gpu, names = owner.gpu, keys(1, 2)
+    slots = owner.pages.alloc(2 * PAGE)
+    gpu.enqueue(busy, lambda: None, lambda: False)
+    owner.linker.offload(rig.transfer(names, slots))
+    step_all(ranks)
+    assert owner.linker.num_completed_offloads() == 0
+    gpu.streams[busy].popleft()
+    step_all(ranks)
+    assert owner.linker.num_completed_offloads() == 1
+    assert reader.linker.lookup("r", rig.transfer(names, None)) == [2]
+    targets = reader.pages.alloc(2 * PAGE)
+    before = rig.page(reader.pool, targets)
+    assert reader.linker.load("r", rig.transfer(names, targets))
+    gpu.enqueue(busy, lambda: None, lambda: False)
+    index = reader.linker.start_layer_wise_loading()
+    step_all(ranks)
+    assert torch.equal(rig.page(reader.pool, targets), before)
+    gpu.streams[busy].popleft()
+    step_all(ranks)
+    assert reader.linker.finish_layer_wise_loading(index)
     assert torch.equal(rig.page(reader.pool, targets), rig.page(owner.pool, slots))
 
 

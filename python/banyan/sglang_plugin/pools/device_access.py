@@ -23,6 +23,8 @@ from banyan.layout.member_slots import MemberSlots
 from banyan.pacing.lockstep import READER_PATIENCE_S
 from banyan.planner import Piece
 from banyan.ports import OwnFrameTable, Peers
+from banyan.refusals.start import device_refusal
+from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.access import PoolAccess, Publish, Window
 from banyan.sglang_plugin.pools.allocator import QuarantiningAllocator
 from banyan.sglang_plugin.pools.device_numbers import NumbersOnDevice
@@ -93,6 +95,9 @@ class DeviceAccess(PoolAccess):
         counts the rank table's; ``record_ready`` is the linker's ``record_offload_ready``; ``arena`` this rank's part
         of the host arena, and ``has_arena`` whether its pages have a part to go to, be it another shard's; ``reserve``
         is kept free where a freed page comes late."""
+        if forward_stream is None:
+            # SGLang would record no event there, and pages would be published before the forward has written them.
+            runtime.refuse(device_refusal("SGLang names no stream on which its forwards run"))
         self._rank_device = device
         self._reserve = reserve
         self._page_tokens = page_tokens
@@ -391,9 +396,8 @@ class DeviceAccess(PoolAccess):
 
     def _consumers(self) -> tuple[int, ...]:
         current = current_stream()
-        if self._forward_stream is None or self._forward_stream.cuda_stream == current:
-            return (current,)
-        return current, self._forward_stream.cuda_stream
+        forward = self._forward_stream.cuda_stream
+        return (current,) if forward == current else (current, forward)
 
     def _ready_events(self) -> list[int]:
         # Held until the next call: an event that is collected is destroyed before anybody has waited for it.

@@ -11,7 +11,14 @@ import torch
 from sglang.srt.mem_cache.allocator import swa
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
-from test.sglang_plugin.pools.test_device_access import Device, Kernel, Rank, be_opened_by, be_waited_for
+from test.sglang_plugin.pools.test_device_access import (
+    Device,
+    Kernel,
+    Rank,
+    be_opened_by,
+    be_recorded,
+    be_waited_for,
+)
 from test.sglang_plugin.rank import test_linker as rig
 from test.unit.transport.fake_gpu import FakeGpu
 
@@ -98,18 +105,15 @@ class GpuWindowRank:
         for buffer in buffers:
             self.fill(buffer)
         adopt(self.driver, buffers)
-        self.events = [SimpleNamespace(cuda_event=self.driver.create_event()) for _ in range(2)]
         params = rig.parameters_of(self.allocator, self.page_tokens, drafts=self.drafts, **more)
-        monkeypatch.setattr(
-            BanyanLinker, "record_offload_ready", lambda linker: linker.forward_stream.owner.record_ready()
-        )
+        be_recorded(monkeypatch, gpu, lambda: GpuWindowRank.current)
         with self.on(self.schedule):
             self.linker = BanyanLinker(
                 rig.SERVER,
                 params,
                 components=set(self.components),
                 extra_config={},
-                forward_stream=SimpleNamespace(cuda_stream=self.forward, owner=self),
+                forward_stream=SimpleNamespace(cuda_stream=self.forward),
             )
 
     def build_pools(self, monkeypatch, **sizes):
@@ -145,11 +149,6 @@ class GpuWindowRank:
             yield
         finally:
             GpuWindowRank.current = before
-
-    def record_ready(self):
-        for event, stream in zip(self.events, (self.schedule, self.forward), strict=True):
-            self.driver.record_event(event.cuda_event, stream)
-        return self.events
 
     # ---- what SGLang calls
 
