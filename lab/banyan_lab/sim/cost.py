@@ -97,7 +97,6 @@ class Wear:
     """A day of writes."""
 
     written_bytes: float
-    stored_share: float
 
     def drive_writes_per_day(self, capacity_bytes: float) -> float:
         return self.written_bytes / capacity_bytes
@@ -119,7 +118,7 @@ def wear(
     judge = WriteAdmission(admission, budget=budget)
     stored: set[str] = set()
     live: list[tuple[int, int]] = []
-    now_s, offered, written, number = 0.0, 0, 0, 0
+    now_s, written, number = 0.0, 0, 0
     while now_s < hours * 3600:
         now_s += chance.expovariate(requests_per_s)
         if not live or chance.random() < 1 - HIT_SHARE:
@@ -136,11 +135,10 @@ def wear(
             key = f"{conversation}/{page}"
             if key in stored:
                 continue
-            offered += 1
             if judge.judge(PageKey(key), page_bytes, int(now_s * 1e9)) is WriteVerdict.QUEUED:
                 stored.add(key)
                 written += page_bytes
-    return Wear(written * 24 / hours, len(stored) / max(1, offered))
+    return Wear(written * 24 / hours)
 
 
 def endurance_figures(requests_per_s: float = 1.5) -> Iterator[Figure]:

@@ -60,10 +60,6 @@ class Simulation:
             self.num_events += 1
             action(*args)
 
-    def clock_ns(self) -> int:
-        """Virtual time as ``banyan.ports.Clock`` wants it."""
-        return round(self.now_s * 1e9)
-
     def chance(self, name: str) -> random.Random:
         """A stream of chance of its own for each name: a new consumer does not shift what the others draw."""
         return random.Random(f"{self.seed}/{name}")
