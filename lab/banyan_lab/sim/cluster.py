@@ -60,7 +60,11 @@ class Cluster:
         self._on_turn = on_turn
         self._held: deque[Turn] = deque()
         self._waiting: dict[int, Turn] = {}
-        self._sides = ReadSides(system.reads, even_share=site.decode_nodes / (site.prefill_nodes + site.decode_nodes))
+        self._sides = ReadSides(
+            system.reads,
+            even_share=site.decode_nodes / (site.prefill_nodes + site.decode_nodes),
+            tokens_per_s=site.spec.storage_nic_bytes_per_s / self._kv_bytes,
+        )
         self._build()
         self._places = places(
             system.placement,

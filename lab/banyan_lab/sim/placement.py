@@ -15,7 +15,7 @@ from typing import Protocol
 
 from banyan.routing import POLICIES, Query, RankState, Reason
 from banyan.routing.policies import DualPath
-from banyan.routing.reads import ReadQueue, split_read
+from banyan.routing.reads import ReadQueue, decode_part
 from banyan_lab.sim.decode import DecodeGroup, DecodeRank
 from banyan_lab.sim.prefill import PrefillGroup, PrefillRank
 from banyan_lab.sim.source_rules import DecodeState, decode_rank, is_read_by_decode
@@ -165,10 +165,11 @@ def places(
 class ReadSides:
     """Decides which side reads how much of a turn's KV."""
 
-    def __init__(self, reads: Reads, *, even_share: float) -> None:
-        """``even_share`` is the decode side's share of all storage NICs."""
+    def __init__(self, reads: Reads, *, even_share: float, tokens_per_s: float) -> None:
+        """``even_share`` is the decode side's share of all storage NICs, ``tokens_per_s`` what a node's read."""
         self._reads = reads
         self._even_share = even_share
+        self._tokens_per_s = tokens_per_s
         self._sides = Circle(2)
 
     def decode_tokens(self, turn: Turn) -> int:
@@ -179,8 +180,8 @@ class ReadSides:
             return round(turn.stored_tokens * self._even_share)
         if self._reads is Reads.IN_TURN:
             return turn.stored_tokens * self._sides.next(turn)
-        # All nodes have the same storage NICs: their rates are equal, whatever they are.
         near, far = turn.prefill_rank.node.read_queue_tokens, turn.decode_rank.node.read_queue_tokens
         if self._reads is Reads.SPLIT:
-            return split_read(turn.stored_tokens, prefill=ReadQueue(near), decode=ReadQueue(far))
+            prefill, decode = (ReadQueue(num_tokens, self._tokens_per_s) for num_tokens in (near, far))
+            return decode_part(turn.stored_tokens, prefill=prefill, decode=decode)
         return turn.stored_tokens if is_read_by_decode(prefill_tokens=near, decode_tokens=far) else 0

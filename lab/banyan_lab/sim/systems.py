@@ -23,7 +23,7 @@ class Reads(Enum):
     EVEN = "even"
     """Both sides read, in proportion to their storage NICs: what the analysis of the P/D ratio assumes. No system."""
     SPLIT = "split"
-    """Both sides read a part each, so that both end together."""
+    """Both sides read a part each, as servers' do."""
 
 
 class Placement(Enum):

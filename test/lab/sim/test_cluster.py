@@ -5,6 +5,7 @@ from array import array
 
 import pytest
 
+from banyan.routing.reads import DETOUR_S
 from banyan_lab.sim.cluster import Cluster
 from banyan_lab.sim.engine import Simulation
 from banyan_lab.sim.offline import run_offline
@@ -68,11 +69,12 @@ def test_turn_when_alone_then_its_time_is_the_sum_of_its_steps():
     assert total_s - ttft_s == pytest.approx(hand_over_s + (output - 1) * step_s, rel=1e-6)
 
 
-def test_turn_when_reads_are_split_then_both_nics_halve_the_read_and_nothing_else():
-    cached = 40_000
+@pytest.mark.parametrize("cached", [40_000, 400_000])
+def test_turn_when_reads_are_split_then_half_is_saved_of_what_a_read_takes_beyond_the_way_through_decode(cached):
     whole, _ = one_turn_s("dualpath", cached_tokens=cached, new_tokens=400, output_tokens=2)
     split, _ = one_turn_s("split", cached_tokens=cached, new_tokens=400, output_tokens=2)
-    assert whole - split == pytest.approx(cached * site().model.kv_bytes_per_token / 50e9 / 2, rel=1e-3)
+    read_s = cached * site().model.kv_bytes_per_token / 50e9
+    assert whole - split == pytest.approx(max(0.0, read_s - DETOUR_S) / 2, rel=1e-3)
 
 
 def test_turn_when_not_layerwise_then_loading_does_not_hide_behind_compute():
@@ -92,7 +94,7 @@ def test_systems_when_storage_is_the_bottleneck_then_in_the_published_order():
     jobs = {name: run_offline(SYSTEMS[name], site(), WORKLOAD, num_agents=250).job_s for name in names}
     assert jobs["oracle"] < jobs["dualpath"] < jobs["dualpath-unscheduled"] < jobs["layerwise"]
     assert jobs["layerwise"] <= jobs["basic"] * 1.005
-    assert jobs["split"] <= jobs["dualpath"] * 1.02
+    assert jobs["dualpath"] < jobs["split"] < 1.05 * jobs["dualpath"], "decode sides idle for a queue of a detour"
 
 
 def test_network_when_no_bottleneck_is_expected_then_both_fidelities_agree():

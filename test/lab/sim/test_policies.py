@@ -99,15 +99,15 @@ class Asked(Exception):
     """What was to be called was called."""
 
 
-def play_without(monkeypatch, owner, name):
-    """A run of DualPath in which calling ``name`` ends it."""
+def play_without(monkeypatch, owner, name, system="dualpath"):
+    """A run of a system in which calling ``name`` ends it."""
 
     def ask(*args, **kwargs):
         raise Asked
 
     monkeypatch.setattr(owner, name, ask)
     site = systems.deployment("deepseek-27b", prefill_nodes=1, decode_nodes=1)
-    offline.run_offline(systems.SYSTEMS["dualpath"], site, agent_set("agents-32k"), num_agents=2)
+    offline.run_offline(systems.SYSTEMS[system], site, agent_set("agents-32k"), num_agents=2)
 
 
 @pytest.mark.parametrize(("owner", "name"), [(policies.DualPath, "choose"), (batching.PrefillCost, "piece_us")])
@@ -118,6 +118,12 @@ def test_dualpath_when_code_that_servers_call_is_taken_away_then_the_simulation_
         play_without(monkeypatch, owner, name)
 
 
+def test_split_reads_when_the_rule_of_real_pairs_is_taken_away_then_the_simulation_stops(monkeypatch):
+    """Split reads are those of servers: with their detour, and no part that is not worth it."""
+    with pytest.raises(Asked):
+        play_without(monkeypatch, placement, "decode_part", "split")
+
+
 @pytest.mark.parametrize("name", ["decode_rank", "is_read_by_decode"])
 def test_dualpath_when_a_rule_that_no_server_calls_is_taken_away_then_the_simulation_stops(monkeypatch, name):
     """So figures of DualPath rest on rules of the simulator alone (``source_rules``), as its page says."""
@@ -126,6 +132,5 @@ def test_dualpath_when_a_rule_that_no_server_calls_is_taken_away_then_the_simula
 
 
 def test_cluster_when_imported_then_its_policies_are_the_shipped_objects():
-    assert placement.split_read is reads.split_read
     assert batching.PrefillCost is banyan.planner.PrefillCost
     assert cluster.DualPath is policies.DualPath
