@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between the cluster and ``banyan.routing``: loads in, ranks out. Every decision is taken there, but for the two of
+"""Between the cluster and ``banyan.routing``: loads in, ranks out. Every decision is taken there, but for those of
 ``source_rules``.
 
 Ranks stand in groups, and a large cluster has hundreds of them. So the prefill policy is asked twice, first with the
-groups as if they were ranks (with thresholds times their size) and then with the ranks of the chosen group;
+groups as if they were ranks (``group_policy``) and then with the ranks of the chosen group;
 ``decode_rank`` does the same by design. What a policy sees of a rank is made anew only when it has changed.
 """
 
@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from banyan.routing import POLICIES, Query, RankState, Reason
+from banyan.routing import POLICIES, Query, RankState
 from banyan.routing.policies import DualPath
 from banyan.routing.reads import ReadQueue, decode_part
 from banyan_lab.sim.decode import DecodeGroup, DecodeRank
 from banyan_lab.sim.prefill import PrefillGroup, PrefillRank
-from banyan_lab.sim.source_rules import DecodeState, decode_rank, is_read_by_decode
+from banyan_lab.sim.source_rules import DecodeState, decode_rank, group_policy, is_held_back, is_read_by_decode
 from banyan_lab.sim.systems import Placement, Reads
 from banyan_lab.sim.turn import Turn
 
@@ -85,9 +85,7 @@ class DualPathPlaces:
         self._kv_bytes = kv_bytes_per_token
         num_ranks = len(prefill[0].ranks)
         num_nodes = len({id(rank.node) for rank in prefill[0].ranks})
-        self._group_policy = DualPath(
-            beta_tokens=policy.beta_tokens * num_ranks, alpha_tokens=policy.alpha_tokens * num_nodes
-        )
+        self._group_policy = group_policy(policy, num_ranks=num_ranks, num_nodes=num_nodes)
 
     def pick(self, turn: Turn) -> tuple[PrefillRank, DecodeRank] | None:
         query = Query(turn=turn.number, num_prompt_tokens=turn.prompt_tokens)
@@ -97,7 +95,7 @@ class DualPathPlaces:
             choice = self._group_policy.choose(query, [_group_state(i, g) for i, g in enumerate(groups)], TIE_BREAKS)
             group = groups[choice.rank]
         choice = self._policy.choose(query, [_prefill_state(rank) for rank in group.ranks], TIE_BREAKS)
-        if choice.reason is Reason.ALL_OVER:
+        if is_held_back(choice):
             return None
         return group.ranks[choice.rank], self._decode_rank(query, turn.prompt_tokens + turn.output_tokens)
 

@@ -1,22 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two decisions of "DualPath" (arXiv 2602.21548) that no server takes, for the figures that its authors published.
+"""Four decisions after "DualPath" (arXiv 2602.21548) that no server takes, for the figures that its authors published.
 
-In servers the router's ordinary policy chooses the decode rank, and a read is divided between both sides
-(``banyan.routing.reads``).
+In servers there are no groups of ranks, every request is placed when it comes, the router's ordinary policy chooses the
+decode rank, and a read is divided between both sides (``banyan.routing.reads``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from banyan.routing import Query, RankState, TieBreaks
-from banyan.routing.policies import cheapest
+from banyan.routing import Choice, Query, RankState, Reason, TieBreaks
+from banyan.routing.policies import DualPath, cheapest
 
 
 class DecodeState(RankState, frozen=True):
     """A decode rank, or a group of them. ``free_tokens``: room in its pool, evictable pages included."""
 
     free_tokens: int = 0
+
+
+def group_policy(policy: DualPath, *, num_ranks: int, num_nodes: int) -> DualPath:
+    """What picks the group that ``policy`` picks a rank of: the same with the thresholds of so many ranks and nodes."""
+    return DualPath(beta_tokens=policy.beta_tokens * num_ranks, alpha_tokens=policy.alpha_tokens * num_nodes)
+
+
+def is_held_back(choice: Choice) -> bool:
+    """Whether a request waits instead of going to the rank that was chosen: all have as much to do as they may."""
+    return choice.reason is Reason.ALL_OVER
 
 
 def is_read_by_decode(*, prefill_tokens: int, decode_tokens: int) -> bool:

@@ -13,7 +13,7 @@ import banyan.planner
 import banyan.routing
 import banyan_lab.sim
 from banyan.pacing import admission, allowance, correction, write_pause
-from banyan.routing import policies, reads
+from banyan.routing import Reason, policies, reads
 from banyan_lab.sim import batching, cluster, offline, placement, source_rules, systems
 from banyan_lab.sim.workload import agent_set
 
@@ -64,7 +64,7 @@ def is_used_at_home(function):
 def test_page_when_the_simulator_has_rules_of_its_own_then_it_names_them_and_servers_have_none_of_these():
     found = inspect.getmembers(source_rules, inspect.isfunction)
     rules = [name for name, function in found if function.__module__ == RULES]
-    assert rules == ["decode_rank", "is_read_by_decode"]
+    assert rules == ["decode_rank", "group_policy", "is_held_back", "is_read_by_decode"]
     assert [name for name in rules if f"`{name}`" not in PAGE.read_text()] == []
     taken_by_servers = {name for path in PACKAGE.rglob("*.py") for _, name in imports(path)}
     # Whatever the simulator takes of the product, a server takes too, or the product itself.
@@ -78,15 +78,17 @@ def test_page_when_the_simulator_has_rules_of_its_own_then_it_names_them_and_ser
     assert alone == set()
 
 
-def test_sim_when_it_looks_at_a_read_queue_then_only_to_count_it_or_to_hand_it_to_a_policy():
-    """Comparing loads is deciding. Loads are compared in ``banyan.routing`` and in the rules of its own only."""
+def test_sim_when_it_looks_at_loads_or_reasons_then_only_to_count_them_or_to_hand_them_to_a_policy():
+    """Comparing loads is deciding, and so is asking why a rank was chosen. Both are done in ``banyan.routing`` and in
+    the rules of its own only."""
     loads = {"read_queue_tokens", "ongoing_tokens", "pending_tokens", "num_waiting", "free_tokens", "num_running"}
+    told = {*loads, "reason", *Reason.__members__}
     caching = {"_prefill_state", "_decode_state", "_group_state", "_decode_group_state", "audit", "step_s"}
     found = []
     for path, tree in ((path, tree) for path, tree in trees() if path.stem != "source_rules"):
         for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
             for node in ast.walk(function):
-                names = {getattr(part, "attr", None) for part in ast.walk(node)} & loads
+                names = {getattr(part, "attr", None) for part in ast.walk(node)} & told
                 is_choice = isinstance(node, ast.Compare) or (
                     isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("min", "max", "sorted")
                 )
@@ -124,7 +126,7 @@ def test_split_reads_when_the_rule_of_real_pairs_is_taken_away_then_the_simulati
         play_without(monkeypatch, placement, "decode_part", "split")
 
 
-@pytest.mark.parametrize("name", ["decode_rank", "is_read_by_decode"])
+@pytest.mark.parametrize("name", ["decode_rank", "group_policy", "is_held_back", "is_read_by_decode"])
 def test_dualpath_when_a_rule_that_no_server_calls_is_taken_away_then_the_simulation_stops(monkeypatch, name):
     """So figures of DualPath rest on rules of the simulator alone (``source_rules``), as its page says."""
     with pytest.raises(Asked):
