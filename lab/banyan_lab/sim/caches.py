@@ -22,7 +22,7 @@ Page = str
 
 class Pool:
     """Pages in the pool of one rank, which hears what ``num_ranks`` like it are asked for. ``reload_cost`` says where
-    else a page lies and what it costs to lose it; None: by age.
+    else a page lies and what it costs to lose it; None: by age. ``gone`` is told every page that leaves.
 
     Pages have numbers here, so that a run does not depend on how strings hash.
     """
@@ -32,6 +32,7 @@ class Pool:
         num_pages: int,
         reload_cost: Callable[[Page, float], tuple[SourceKind | None, float]] | None = None,
         num_ranks: int = 1,
+        gone: Callable[[Page], None] = lambda page: None,
     ) -> None:
         self._numbers: dict[Page, int] = {}
         self._pages: list[Page] = []
@@ -42,7 +43,7 @@ class Pool:
             if reload_cost is None
             else Victims(self._by_reload_cost, NEAR_LEAVES, Looks(), splits=True)
         )
-        self._tree = Tree(num_pages, victims=how, gone=lambda number: None)
+        self._tree = Tree(num_pages, victims=how, gone=lambda number: gone(self._pages[number]))
 
     def __contains__(self, page: Page) -> bool:
         number = self._numbers.get(page)
@@ -125,18 +126,15 @@ class BareFrameTable:
 
 
 class Arena:
-    """The node's DRAM tier. ``num_pages`` 0: there is none."""
+    """A DRAM tier. ``num_pages`` 0: there is none."""
 
     def __init__(self, num_pages: int) -> None:
         self._frame_table = BareFrameTable()
         self._residency = Residency(self._frame_table, num_pages) if num_pages else None
 
-    def __contains__(self, page: Page) -> bool:
-        return self._residency is not None and self._residency.frame(page) is not None
-
     @property
     def has_room(self) -> bool:
-        """Whether a page that leaves a pool finds a frame that holds nothing."""
+        """Whether there is a frame that holds nothing."""
         return self._residency is not None and self._residency.num_free > 0
 
     def prefix(self, pages: Sequence[Page], start: int) -> int:
@@ -151,7 +149,7 @@ class Arena:
         return len(pages)
 
     def insert(self, pages: Sequence[Page]) -> None:
-        """Back up what is not here, as far as there is room."""
+        """Take in what is not here, as far as something else may go for it."""
         if self._residency is None:
             return
         new = [page for page in pages if self._residency.frame(page) is None]

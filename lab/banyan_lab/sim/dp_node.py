@@ -44,7 +44,7 @@ class DpNode:
         self._arena_link = Link(sim, "arena.out", site.copy_bytes_per_s)
         self._ranks: list[Rank] = []
         for number in range(site.num_ranks - site.num_decode_only):
-            self._ranks.append(Rank(sim, site, number, self._copy_of))
+            self._ranks.append(Rank(sim, site, number, self._copy_of, self._goes_down))
         self._decode: list[DecodeGroup] = []
         self._num_requests = 0
         self._held_back: list[tuple[Request, Wait]] = []
@@ -139,7 +139,14 @@ class DpNode:
     def _copy_of(self, number: int, page: Page) -> SourceKind | None:
         if self._site.shares and any(page in rank.pool for rank in self._ranks if rank.number != number):
             return SourceKind.PEER
-        return SourceKind.HOST if page in self._arena else None
+        # What nobody has goes down when it goes, and a full arena makes room for it.
+        return SourceKind.HOST if self._site.arena_pages else None
+
+    def _goes_down(self, number: int, page: Page) -> None:
+        """What leaves a pool goes to the arena, unless a peer has it; what is there is wanted again."""
+        is_lost = self._copy_of(number, page) is not SourceKind.PEER
+        if is_lost and not self._arena.prefix([page], 0):
+            self._arena.insert([page])
 
     def longest_prefix(self, pages: Sequence[Page]) -> int:
         """Leading pages that some rank of the node has, or the arena behind it."""
@@ -250,7 +257,6 @@ class DpNode:
         request.prefilled_s = self._sim.now_s
         rank.pool.served(request.number)
         rank.pool.insert(request.pages)
-        self._arena.insert(request.pages)
         if self._site.num_decode_only:
             self._release(rank, request)
             self._hand_over(rank, request)

@@ -103,7 +103,12 @@ class Rank:
     """One rank: pool, planner, queue, and the link on which its pages leave for peers."""
 
     def __init__(
-        self, sim: Simulation, site: DpSite, number: int, copy_of: Callable[[int, Page], SourceKind | None]
+        self,
+        sim: Simulation,
+        site: DpSite,
+        number: int,
+        copy_of: Callable[[int, Page], SourceKind | None],
+        gone: Callable[[int, Page], None],
     ) -> None:
         self.number = number
         self.out = Link(sim, f"rank{number}.out", site.copy_bytes_per_s)
@@ -116,7 +121,7 @@ class Rank:
         self.planner = Planner(pricing, min_pages=1)
         self.shares = CostShares(lambda kind: pricing.move_share(kind, site.page_tokens), lambda: sim.now_s)
         by_loss = None if site.evicts is Evicts.BY_AGE else partial(self._loss, copy_of)
-        self.pool = Pool(site.pool_tokens // site.page_tokens, by_loss, site.num_hearing)
+        self.pool = Pool(site.pool_tokens // site.page_tokens, by_loss, site.num_hearing, partial(gone, number))
         self.queue: deque[Request] = deque()
         self.busy = False
         self.ongoing_tokens = 0

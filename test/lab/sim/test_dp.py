@@ -124,6 +124,20 @@ def test_node_when_tokens_come_from_somewhere_then_they_are_counted_by_source():
     assert dp_rank.Planner is Planner
 
 
+def test_node_when_a_page_leaves_the_last_pool_that_has_it_then_the_arena_has_it_and_not_before():
+    """Write-back, as servers: two ranks have a prompt, then each needs the room for another one."""
+    sim, backed_up = Simulation(), []
+    here = dp.site(block_tokens=64, shares=True, arena=True)
+    here = dataclasses.replace(here, num_ranks=2, pool_tokens=70 * 64)
+    node = DpNode(sim, here, POLICIES["round_robin"](), done=print_nothing)
+    one, two, three = ([f"{prompt}/{n}" for n in range(64)] for prompt in range(3))
+    for number, pages in enumerate((one, one, two, three)):
+        sim.at(10.0 * number, node.submit, f"s{number}", pages, 4096 + 8, 4)
+        sim.at(10.0 * number + 9, lambda: backed_up.append(node._arena.prefix(one, 0)))
+    sim.run()
+    assert backed_up == [0, 0, 0, 64]
+
+
 def test_node_when_ranks_fetch_then_only_what_they_will_compute_is_told_to_wait():
     sim, told = Simulation(), []
     node = DpNode(sim, dp.site(block_tokens=64, shares=True), POLICIES["round_robin"](), done=print_nothing)
