@@ -18,7 +18,6 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -26,6 +25,7 @@ from banyan._native import Demand
 from banyan.core import SourceKind
 from banyan.planner.victims import NEAR_LEAVES, Leaf, Looks
 from banyan.routing import POLICIES, Dispatcher, LoadReport, Prompt, Wait
+from banyan_lab.sim.caches import Arena
 from banyan_lab.sim.prompts import PagedPrompt
 from banyan_lab.sim.tree import Page, Tree, Victims, page_number, page_numbers
 from benchmark.pressure.approximate import ApproximateTrees
@@ -84,7 +84,7 @@ class Node:
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
         self._holders: dict[Page, int] = {}
-        self._arena: OrderedDict[Page, None] = OrderedDict()
+        self._arena = Arena(setting.arena_pages)
         self._rng = random.Random(setting.seed)
         self._next_use: dict[Page, list[int]] = {}
         self._position = self._first_measured = 0
@@ -189,7 +189,7 @@ class Node:
     def _report(self, number: int) -> None:
         rank, setting = self._ranks[number], self._setting
         prefilling = rank.prefilling
-        counts = setting.counts_displaced and len(self._arena) >= setting.arena_pages
+        counts = setting.counts_displaced and not self._arena.has_room
         report = LoadReport(
             taken_s=math.nextafter(self._now_s, math.inf),
             num_running=len(rank.decoding),
@@ -207,7 +207,7 @@ class Node:
     def _reach(self, pages: Sequence[Page], start: int) -> int:
         """Leading pages that somebody holds from ``start`` on."""
         for number in range(start, len(pages)):
-            if not self._holders.get(pages[number]) and pages[number] not in self._arena:
+            if not self._holders.get(pages[number]) and not self._is_in_arena(pages[number]):
                 return number
         return len(pages)
 
@@ -293,7 +293,6 @@ class Node:
         work.num_locked = tree.insert(pages, num_there)
         for page in pages[num_there:]:
             self._holders[page] = self._holders.get(page, 0) | 1 << number
-        self._back_up(pages)
 
     def _decoded(self, number: int) -> None:
         rank = self._ranks[number]
@@ -305,21 +304,21 @@ class Node:
                 self._after(APART_S, self._issue)
         self._next_batch(number)
 
-    def _back_up(self, pages: Sequence[Page]) -> None:
-        for page in reversed(pages):
-            if self._setting.arena_pages:
-                self._arena[page] = None
-                self._arena.move_to_end(page)
-        while len(self._arena) > self._setting.arena_pages:
-            self._arena.popitem(last=False)
+    def _is_in_arena(self, page: Page) -> bool:
+        """It counts as wanted if it is."""
+        return bool(self._arena.prefix([str(page)], 0))
 
     # ---- eviction ----------------------------------------------------------------------------------------------
 
     def _tree(self, rank: int, demand: Demand) -> Tree:
         def gone(page: Page) -> None:
             self.outcome.num_evicted += 1
-            self.outcome.num_evicted_last += self._copy_of(rank, page) is None
+            copy = self._copy_of(rank, page)
+            self.outcome.num_evicted_last += copy is None
             self._holders[page] &= ~(1 << rank)
+            # What a peer has stays out of the arena.
+            if copy is SourceKind.HOST and not self._is_in_arena(page):
+                self._arena.insert([str(page)])
 
         return Tree(self._setting.pool_pages, victims=self._victims(rank, demand), gone=gone)
 
@@ -359,7 +358,8 @@ class Node:
     def _copy_of(self, rank: int, page: Page) -> SourceKind | None:
         if self._setting.fetches and self._holders.get(page, 0) & ~(1 << rank):
             return SourceKind.PEER
-        return SourceKind.HOST if page in self._arena else None
+        # What nobody has goes down when it goes, and a full arena makes room for it.
+        return SourceKind.HOST if self._setting.arena_pages else None
 
     def _wanted_at(self, page: Page) -> int:
         """The next prompt that wants it, as far as it may not have been served yet."""

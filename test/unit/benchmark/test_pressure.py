@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from banyan.planner.victims import Leaf, Looks
+from banyan_lab.sim.caches import Arena
 from banyan_lab.sim.tree import Tree, Victims
 from benchmark.pressure.approximate import ApproximateTrees
 from benchmark.pressure.copies import distinct_share, most_distinct_share, spare_share
@@ -68,6 +69,14 @@ def test_ranks_when_one_holds_a_duplicate_then_that_goes_before_a_last_copy():
 def test_arena_when_pages_leave_the_pools_then_they_are_found_there():
     outcome = play(replace(TWO, arena_pages=10 * PAGES), prompts(*range(8), *range(8)), 8)
     assert outcome.hits == pytest.approx(FOUND) and outcome.num_evicted_last == 0
+
+
+def test_arena_when_a_page_is_in_a_pool_then_it_takes_no_frame_until_it_leaves(monkeypatch):
+    """Write-back, as servers: of three prompts two fit into the pool."""
+    in_arena = []
+    monkeypatch.setattr(Arena, "insert", lambda arena, pages: in_arena.extend(pages))
+    play(replace(ONE, arena_pages=10 * PAGES), prompts(0, 1, 2), 3)
+    assert sorted(map(int, in_arena)) == prompts(0)[0]
 
 
 def test_batch_when_prompts_are_computed_side_by_side_then_they_find_nothing_of_each_other():
