@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from banyan.routing import Choice, Query, RankState, Reason, TieBreaks
-from banyan.routing.policies import DualPath, cheapest
+from banyan.routing.policies import DualPath
 
 
 class DecodeState(RankState, frozen=True):
@@ -48,6 +48,7 @@ def decode_rank(
     group = tied[0]
     if len(tied) > 1:
         group = min(tied, key=lambda group: min(tie_breaks(query.turn, state.rank) for state in groups[group]))
-    return cheapest(
-        lambda state: (state.free_tokens < num_tokens, state.ongoing_tokens), query, groups[group], tie_breaks
+    return min(
+        groups[group],
+        key=lambda state: (state.free_tokens < num_tokens, state.ongoing_tokens, tie_breaks(query.turn, state.rank)),
     ).rank

@@ -3,11 +3,12 @@ import dataclasses
 
 import pytest
 
+from banyan.arena.residency import Residency
 from banyan.core import SourceKind
 from banyan.planner import Planner
 from banyan.routing import POLICIES, Dispatcher
 from banyan_lab.replay import Skew, Trace, TraceError, TraceRequest, skewed_trace
-from banyan_lab.sim import caches, dp, dp_rank
+from banyan_lab.sim import dp
 from banyan_lab.sim.caches import Arena, Pool
 from banyan_lab.sim.dp_node import DpNode
 from banyan_lab.sim.engine import Simulation
@@ -40,8 +41,7 @@ def test_pool_when_losses_are_told_then_the_least_goes_first():
     assert pool.prefix(["x", "y"]) == 0 and pool.prefix(["a", "b", "c"]) == 3
 
 
-def test_arena_when_full_then_the_shipped_residency_decides_who_stays():
-    assert caches.Residency.__module__ == "banyan.arena.residency"
+def test_arena_when_full_then_who_was_asked_for_stays():
     arena = Arena(4)
     arena.insert(["a", "b"])
     arena.insert(["c", "d"])
@@ -100,17 +100,24 @@ def test_node_when_seeded_alike_then_the_same_to_the_last_bit():
     )
 
 
-@pytest.mark.parametrize("owner", [Planner])
-def test_node_when_the_planner_is_taken_away_then_it_stops(monkeypatch, owner):
+@pytest.mark.parametrize(("owner", "name"), [(Planner, "decide"), (Dispatcher, "place"), (Residency, "frame")])
+def test_node_when_code_that_servers_call_is_taken_away_then_it_stops(monkeypatch, owner, name):
     class Asked(Exception):
         pass
 
     def ask(*args, **kwargs):
         raise Asked
 
-    monkeypatch.setattr(owner, "decide", ask)
+    monkeypatch.setattr(owner, name, ask)
     with pytest.raises(Asked):
-        served(shares=True)
+        served(shares=True, arena=True)
+
+
+def test_arena_when_the_claims_of_servers_are_taken_away_then_it_has_no_frames(monkeypatch):
+    monkeypatch.setattr(Residency, "claim", lambda residency, num_frames: [])
+    arena = Arena(4)
+    arena.insert(["a"])
+    assert arena.prefix(["a"], 0) == 0
 
 
 def test_node_when_tokens_come_from_somewhere_then_they_are_counted_by_source():
@@ -121,7 +128,6 @@ def test_node_when_tokens_come_from_somewhere_then_they_are_counted_by_source():
         sim.at(10.0 * number, node.submit, f"s{number}", pages, 4096, 4)
     sim.run()
     assert node.tokens_from[SourceKind.PEER] + node.tokens_from[SourceKind.OWN] >= 2 * 4096 - 2
-    assert dp_rank.Planner is Planner
 
 
 def test_node_when_a_page_leaves_the_last_pool_that_has_it_then_the_arena_has_it_and_not_before():
@@ -159,18 +165,6 @@ def test_node_when_a_prompt_is_longer_than_a_chunk_then_what_is_behind_it_is_tol
         sim.at(number / 1_000, lambda: told.add((node.pending_tokens, node.computed_tokens)))
     sim.run()
     assert told == {(20_000 - 8_192, 8_192), (20_000 - 16_384, 16_384), (0, 20_000)}
-
-
-def test_node_when_the_dispatcher_is_taken_away_then_it_stops(monkeypatch):
-    class Asked(Exception):
-        pass
-
-    def ask(*args, **kwargs):
-        raise Asked
-
-    monkeypatch.setattr(Dispatcher, "place", ask)
-    with pytest.raises(Asked):
-        served(shares=True)
 
 
 def test_node_when_one_prompt_comes_twice_at_once_then_the_second_goes_where_the_first_is_awaited():

@@ -3,7 +3,6 @@ from array import array
 
 import pytest
 
-from banyan_lab.sim import caches
 from banyan_lab.sim.cluster import Cluster
 from banyan_lab.sim.dram_pool import PAGE_TOKENS, DramPool
 from banyan_lab.sim.engine import Simulation
@@ -29,8 +28,7 @@ def test_pool_when_a_turn_has_ended_then_the_next_finds_its_full_pages():
     assert (pool.found_tokens, pool.asked_tokens) == (3 * PAGE_TOKENS, 6 * PAGE_TOKENS + 100)
 
 
-def test_pool_when_it_is_small_then_the_shipped_residency_says_who_goes():
-    assert caches.Residency.__module__ == "banyan.arena.residency"
+def test_pool_when_it_is_small_then_who_came_first_goes():
     pool = DramPool(4 * PAGE_TOKENS * KV_BYTES, KV_BYTES)
     for number in range(3):
         pool.keep(turn(number, cached=0, new=2 * PAGE_TOKENS, output=1))

@@ -14,7 +14,7 @@ import banyan.routing
 import banyan_lab.sim
 from banyan.pacing import admission, allowance, correction, write_pause
 from banyan.routing import Reason, policies, reads
-from banyan_lab.sim import batching, cluster, offline, placement, source_rules, systems
+from banyan_lab.sim import offline, placement, source_rules, systems
 from banyan_lab.sim.workload import agent_set
 
 SIM = Path(banyan_lab.sim.__file__).parent
@@ -55,10 +55,13 @@ def imports(path):
             yield from ((node.module, alias.name) for alias in node.names)
 
 
-def is_used_at_home(function):
-    """Whether its own module calls it."""
-    tree = ast.parse(inspect.getsource(inspect.getmodule(function)))
-    return any(isinstance(node, ast.Name) and node.id == function.__name__ for node in ast.walk(tree))
+def taken_by_servers():
+    """``(module, name)`` of what a file of the product takes from another one. Handing a name on is no use of it."""
+    for path in (path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"):
+        for module, name in imports(path):
+            taken = getattr(importlib.import_module(module), name, None)
+            if getattr(taken, "__module__", None) != ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts):
+                yield taken
 
 
 def test_page_when_the_simulator_has_rules_of_its_own_then_it_names_them_and_servers_have_none_of_these():
@@ -66,14 +69,13 @@ def test_page_when_the_simulator_has_rules_of_its_own_then_it_names_them_and_ser
     rules = [name for name, function in found if function.__module__ == RULES]
     assert rules == ["decode_rank", "group_policy", "is_held_back", "is_read_by_decode"]
     assert [name for name in rules if f"`{name}`" not in PAGE.read_text()] == []
-    taken_by_servers = {name for path in PACKAGE.rglob("*.py") for _, name in imports(path)}
-    # Whatever the simulator takes of the product, a server takes too, or the product itself.
+    # Whatever the simulator takes of the product, a server takes too, or another file of the product.
+    taken = [*taken_by_servers(), *banyan.routing.POLICIES.values()]
     alone = {
         name
         for path in SIM.rglob("*.py")
         for module, name in imports(path)
-        if inspect.isfunction(function := getattr(importlib.import_module(module), name))
-        if name not in taken_by_servers and not is_used_at_home(function)
+        if callable(found := getattr(importlib.import_module(module), name)) and found not in taken
     }
     assert alone == set()
 
@@ -112,7 +114,7 @@ def play_without(monkeypatch, owner, name, system="dualpath"):
     offline.run_offline(systems.SYSTEMS[system], site, agent_set("agents-32k"), num_agents=2)
 
 
-@pytest.mark.parametrize(("owner", "name"), [(policies.DualPath, "choose"), (batching.PrefillCost, "piece_us")])
+@pytest.mark.parametrize(("owner", "name"), [(policies.DualPath, "choose"), (banyan.planner.PrefillCost, "piece_us")])
 def test_dualpath_when_code_that_servers_call_is_taken_away_then_the_simulation_stops(monkeypatch, owner, name):
     """It is really called in a run: the rank by the policy, the time of a forward's piece to cut a batch. Servers
     price plans with the latter; their batches SGLang cuts."""
@@ -131,8 +133,3 @@ def test_dualpath_when_a_rule_that_no_server_calls_is_taken_away_then_the_simula
     """So figures of DualPath rest on rules of the simulator alone (``source_rules``), as its page says."""
     with pytest.raises(Asked):
         play_without(monkeypatch, placement, name)
-
-
-def test_cluster_when_imported_then_its_policies_are_the_shipped_objects():
-    assert batching.PrefillCost is banyan.planner.PrefillCost
-    assert cluster.DualPath is policies.DualPath

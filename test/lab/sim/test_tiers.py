@@ -3,7 +3,6 @@ import dataclasses
 
 import pytest
 
-from banyan import _native
 from banyan.pacing.write_pause import WritePause
 from banyan_lab.sim import tiers
 from banyan_lab.sim.drives import SharedDrive, read_share
@@ -69,8 +68,16 @@ def test_writes_when_paced_then_the_bubble_is_that_without_writes_and_all_is_wri
     assert written == pytest.approx(8 * request(0.96).new_tokens * prefill_cost().model.kv_bytes_per_token, rel=1e-4)
 
 
-def test_writes_when_paced_then_what_the_shipped_code_decides():
-    assert tiers.WriteGate is _native.WriteGate and tiers.WritePause is WritePause
+def test_writes_when_the_pause_of_servers_is_taken_away_then_the_simulation_stops(monkeypatch):
+    class Asked(Exception):
+        pass
+
+    def ask(self):
+        raise Asked
+
+    monkeypatch.setattr(WritePause, "begin_prefill", ask)
+    with pytest.raises(Asked):
+        forwards("paced", 0.5)
 
 
 def test_writes_when_every_forward_reads_then_they_wait_for_a_pause():
