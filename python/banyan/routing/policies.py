@@ -10,20 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from banyan.routing.displacement import displaced
 from banyan.routing.view import Choice, Policy, Query, RankState, Reason, TieBreaks
-
-StateT = TypeVar("StateT", bound=RankState)
 
 DEFAULT_CHUNK_TOKENS = 2048
 """For callers that do not know the server's: SGLang's 8192 on most GPUs, divided by four ranks."""
 
 
 def cheapest(
-    cost: Callable[[StateT], Any], query: Query, candidates: Sequence[StateT], tie_breaks: TieBreaks
-) -> StateT:
+    cost: Callable[[RankState], Any], query: Query, candidates: Sequence[RankState], tie_breaks: TieBreaks
+) -> RankState:
     """The candidate of the lowest cost; of several, the one with the lowest tie-break. Costs are anything that
     compares."""
     costs = [cost(state) for state in candidates]
