@@ -60,7 +60,7 @@ class Run:
     """
 
     def __init__(self, here: DpSite, policy: str, *, seed: int = 0) -> None:
-        if here.page_tokens > here.pool_tokens:
+        if here.page_tokens > here.pool_tokens - here.reserve_tokens:
             raise TraceError(f"no block of {here.page_tokens} tokens fits into a pool of {here.pool_tokens}")
         self._sim = Simulation(seed)
         self._pool_tokens = here.pool_tokens

@@ -134,7 +134,7 @@ class DpNode:
     def _unused_tokens(self, rank: Rank) -> int | None:
         if self._site.evicts is Evicts.BY_AGE or self._arena.has_room:
             return None
-        return rank.pool.num_free * self._site.page_tokens
+        return rank.pool.num_free * self._site.page_tokens + self._site.reserve_tokens
 
     def _copy_of(self, number: int, page: Page) -> SourceKind | None:
         if self._site.shares and any(page in rank.pool for rank in self._ranks if rank.number != number):

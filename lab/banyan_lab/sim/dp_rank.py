@@ -65,6 +65,11 @@ class DpSite:
         return self.shares and self.evicts is Evicts.BY_LOSS
 
     @property
+    def reserve_tokens(self) -> int:
+        """Of a pool: ranks that share keep two chunks evicted on a GPU, an eighth of it at most."""
+        return 2 * min(CHUNK_TOKENS, self.pool_tokens // 16) if self.shares else 0
+
+    @property
     def page_bytes(self) -> float:
         return self.page_tokens * self.prefill.model.kv_bytes_per_token
 
@@ -121,7 +126,8 @@ class Rank:
         self.planner = Planner(pricing, min_pages=1)
         self.shares = CostShares(lambda kind: pricing.move_share(kind, site.page_tokens), lambda: sim.now_s)
         by_loss = None if site.evicts is Evicts.BY_AGE else partial(self._loss, copy_of)
-        self.pool = Pool(site.pool_tokens // site.page_tokens, by_loss, site.num_hearing, partial(gone, number))
+        num_pages = (site.pool_tokens - site.reserve_tokens) // site.page_tokens
+        self.pool = Pool(num_pages, by_loss, site.num_hearing, partial(gone, number))
         self.queue: deque[Request] = deque()
         self.busy = False
         self.ongoing_tokens = 0

@@ -7,8 +7,9 @@ from banyan.arena.residency import Residency
 from banyan.core import SourceKind
 from banyan.planner import Planner
 from banyan.routing import POLICIES, Dispatcher
+from banyan.sglang_plugin.pools.reserve import reserve_for
 from banyan_lab.replay import Skew, Trace, TraceError, TraceRequest, skewed_trace
-from banyan_lab.sim import dp
+from banyan_lab.sim import dp, dp_rank
 from banyan_lab.sim.caches import Arena, Pool
 from banyan_lab.sim.dp_node import DpNode
 from banyan_lab.sim.engine import Simulation
@@ -39,6 +40,25 @@ def test_pool_when_losses_are_told_then_the_least_goes_first():
         pool.insert(prompt)
     pool.insert(["p", "q"])
     assert pool.prefix(["x", "y"]) == 0 and pool.prefix(["a", "b", "c"]) == 3
+
+
+@pytest.mark.parametrize("pool_tokens", [48_000, 400_000])
+def test_site_when_ranks_share_then_their_pools_hold_less_by_what_is_kept_evicted_on_a_gpu(pool_tokens):
+    site = dataclasses.replace(dp.site(block_tokens=64, shares=True), pool_tokens=pool_tokens)
+    chunk = dp_rank.CHUNK_TOKENS
+    reserve = reserve_for(chunked_prefill_tokens=chunk, max_prefill_tokens=chunk, pool_tokens=pool_tokens)
+    assert site.reserve_tokens == reserve.tokens_to_have(0, available=0) > 0
+    assert dataclasses.replace(site, shares=False).reserve_tokens == 0
+    sim, more = Simulation(), [str(n) for n in range(pool_tokens // 64)]
+    rank = DpNode(sim, site, POLICIES["level"](), done=print_nothing)._ranks[0]
+    rank.pool.insert(more)
+    assert rank.pool.prefix(more) == (pool_tokens - site.reserve_tokens) // 64
+
+
+def test_site_when_a_block_fits_into_a_pool_but_not_beside_the_reserve_then_nothing_of_the_trace_fits():
+    site = dataclasses.replace(dp.site(block_tokens=64, shares=True), page_tokens=900, pool_tokens=1_000)
+    with pytest.raises(TraceError, match="no block"):
+        dp.Run(site, "level")
 
 
 def test_arena_when_full_then_who_was_asked_for_stays():
@@ -134,7 +154,7 @@ def test_node_when_a_page_leaves_the_last_pool_that_has_it_then_the_arena_has_it
     """Write-back, as servers: two ranks have a prompt, then each needs the room for another one."""
     sim, backed_up = Simulation(), []
     here = dp.site(block_tokens=64, shares=True, arena=True)
-    here = dataclasses.replace(here, num_ranks=2, pool_tokens=70 * 64)
+    here = dataclasses.replace(here, num_ranks=2, pool_tokens=80 * 64)
     node = DpNode(sim, here, POLICIES["round_robin"](), done=print_nothing)
     one, two, three = ([f"{prompt}/{n}" for n in range(64)] for prompt in range(3))
     for number, pages in enumerate((one, one, two, three)):
