@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What it costs to choose the pages that leave a full pool: looks at the directory, the demand for them, the choice.
 
-SGLang's own part, the naming of the leaves, is not here but in the counter ``evict_us`` of a running server. A leaf
-that goes makes room for another one, so the tree stays as full as it was.
+SGLang's own part, the naming of the leaves, is not here, nor what the rank adds in Python: which answers are cold, the
+arena that last copies go down to, and the copies themselves. A leaf that goes makes room for another one, so the tree
+stays as full as it was.
 """
 
 from __future__ import annotations
