@@ -55,6 +55,15 @@ def _takes_media(asked: Asked) -> str:
     return f"{model.architecture} takes images, video or sound" if model is not None and model.takes_media else ""
 
 
+def _in_several_processes(asked: Asked) -> str:
+    """Where one process would not know that the core is off in another: at their start the ranks of the other nodes
+    wait for those of this one, and HTTP workers serve without the path that probes ask for."""
+    if asked.config.shares and asked.layout is not None and asked.layout.num_nodes > 1:
+        return "--nnodes"
+    has_workers = asked.args is not None and asked.args.tokenizer_worker_num > 1
+    return "--tokenizer-worker-num" if has_workers else ""
+
+
 def _scheme(config: Config) -> str:
     """Of the store that is wanted."""
     return config.store[0].partition("://")[0] if config.store and "://" in config.store[0] else ""
@@ -64,10 +73,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature(
         name=CORE,
         instead="Banyan is off, and SGLang serves as without it",
-        # At their start the ranks of the other nodes wait for those of this one.
-        needed_by=lambda asked: (
-            "--nnodes" if asked.config.shares and asked.layout is not None and asked.layout.num_nodes > 1 else ""
-        ),
+        needed_by=_in_several_processes,
     ),
     Feature(
         name="placement",

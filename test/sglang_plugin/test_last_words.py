@@ -100,3 +100,24 @@ def test_server_when_it_has_several_http_workers_and_a_process_of_it_ends_then_i
     main.join()
     assert main.exitcode == last_words.FAILED
     assert "a process of this server has ended" in (tmp_path / "log").read_text()
+
+
+def supervise_one(log):
+    """A main process with HTTP workers, one of which is not to start."""
+    sys.stderr = open(log, "w")  # noqa: SIM115 - it ends with this process
+    logging.basicConfig(force=True, stream=sys.stderr)
+    last_words.hear_of_ends()
+    workers = Multiprocess(uvicorn.Config("none:app"), [])
+    workers.processes_num = 0
+    FORKING.Process(target=last_words.end_from_worker, args=("banyan: refused: a worker",)).start()
+    workers.run()
+
+
+def test_server_when_an_http_worker_is_not_to_start_then_it_ends_with_an_error(tmp_path):
+    main = FORKING.Process(target=supervise_one, args=(str(tmp_path / "log"),))
+    main.start()
+    main.join(20)
+    main.kill()
+    main.join()
+    assert main.exitcode == last_words.FAILED
+    assert "banyan: refused: a worker" in (tmp_path / "log").read_text().splitlines()

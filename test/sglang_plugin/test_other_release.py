@@ -53,3 +53,23 @@ def test_server_when_a_file_says_not_to_share_then_it_is_stock(tmp_path):
     (tmp_path / "flags.yaml").write_text("enable-banyan: false\n")
     done = imported.run(LOADED, "--config", str(tmp_path / "flags.yaml"), variables=VARIABLES)
     assert done.returncode == 0 and "SERVES" in done.stdout
+
+
+BROKEN = """
+from banyan import patches
+patches.NUM_PATCHES += 1
+from sglang.srt.plugins import load_plugins
+load_plugins()
+print("SERVES")
+"""
+
+
+@pytest.mark.parametrize(("variables", "serves"), [({}, True), ({config.FLAGS_VARIABLE: "--enable-banyan"}, False)])
+def test_program_when_a_file_of_the_wheel_is_gone_then_it_is_stock_or_refused_where_the_environment_asks(
+    variables, serves
+):
+    done = imported.run(BROKEN, variables={"SGLANG_PLUGINS": "banyan", **variables})
+    assert ("SERVES" in done.stdout) == serves
+    refused = [line for line in done.stderr.splitlines() if line.startswith("banyan: refused: ")]
+    assert [done.returncode, len(refused)] == ([0, 0] if serves else [2, 1]), done.stderr
+    assert all("install Banyan's wheel anew" in line for line in refused)

@@ -10,7 +10,7 @@ from test import imported
 from uvicorn.main import STARTUP_FAILURE
 
 from banyan import config, patches
-from banyan.sglang_plugin import hook_queue, runtime
+from banyan.sglang_plugin import hook_queue, runtime, seams
 
 CHILD = """
 import json
@@ -135,6 +135,12 @@ def test_http_worker_when_sglang_starts_several_then_each_has_hooks_of_the_main_
     run = imported.run(HTTP_WORKER)
     (report,) = [line for line in run.stdout.splitlines() if line.startswith("REPORT")] or [run.stderr[-2000:]]
     assert json.loads(report.removeprefix("REPORT")) == [[], 1, 1]
+
+
+def test_off_when_a_process_has_no_hook_of_what_is_off_then_it_is_nothing_to_it(monkeypatch):
+    monkeypatch.setattr(runtime, "features_off", lambda: ("14-grpc-requests", "34-memory-commands", "windows"))
+    monkeypatch.setattr(seams.HOOKS, "missing", lambda process: [])
+    assert seams.off("scheduler") == ["34-memory-commands", "windows"]
 
 
 WORKER_WITHOUT_HOOKS = """

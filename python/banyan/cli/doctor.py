@@ -116,8 +116,8 @@ def _wheel() -> Finding:
         listed = importlib.metadata.files("banyan") or ()
     except importlib.metadata.PackageNotFoundError:
         listed = ()
-    # What Python has compiled it compiles again.
-    files = [file for file in listed if file.suffix != ".pyc"]
+    # What Python has compiled it compiles again, and what lies beside the package may have been left out.
+    files = [file for file in listed if file.parts[0] == "banyan" and file.suffix != ".pyc"]
     gone = [str(file) for file in files if not Path(str(file.locate())).exists()]
     detail = f"{len(gone)} of {len(files)} files are gone: {', '.join(gone[:3])}" if gone else f"{len(files)} files"
     return Finding("files of the wheel", not gone, detail, "install Banyan's wheel anew")

@@ -22,14 +22,20 @@ import importlib.metadata
 def register() -> None:
     """Entry point of the group ``sglang.srt.plugins``."""
     # Imported here: the package must import where SGLang is not installed (documentation, `banyan doctor`).
+    from banyan.config import names_flags
     from banyan.refusals import is_release
+    from banyan.sglang_plugin import other_release
 
-    version = importlib.metadata.version("sglang")
-    if is_release(version):
-        from banyan.sglang_plugin import seams
+    try:
+        version = importlib.metadata.version("sglang")
+        if is_release(version):
+            from banyan.sglang_plugin import seams
 
-        seams.register()
-    else:
-        from banyan.sglang_plugin import other_release
-
-        other_release.register(version)
+            seams.register()
+        else:
+            other_release.register(version)
+    except Exception as error:
+        # SGLang goes on without its plugin, and nobody would hear these flags.
+        if names_flags():
+            other_release.refuse(str(error))
+        raise

@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
 import select
+import signal
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from sglang.srt.utils import kill_process_tree
 
@@ -99,6 +101,18 @@ def _end_with_others(supervisor: Any) -> None:
     kill_process_tree(os.getpid(), include_parent=False, wait_timeout=None)
     logger.error("banyan: a process of this server has ended, as is said above: so does the server")
     raise SystemExit(FAILED)
+
+
+def end_from_worker(line: str) -> NoReturn:
+    """An HTTP worker does not start, and so neither does the server: its supervisor would end without an error."""
+    from uvicorn.config import STARTUP_FAILURE
+
+    print(line, file=sys.stderr, flush=True)
+    supervisor = multiprocessing.parent_process()
+    if supervisor is not None and supervisor.pid is not None:
+        os.kill(supervisor.pid, signal.SIGQUIT)
+    # With any other status this worker would be started again and again.
+    raise SystemExit(STARTUP_FAILURE)
 
 
 def around_init(original: Callable[..., None], process: Any, server_args: Any, *args: Any, **kwargs: Any) -> None:

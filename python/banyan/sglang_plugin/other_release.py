@@ -7,7 +7,6 @@ Nothing else of Banyan is loaded: what it imports of SGLang may be gone, and wha
 from __future__ import annotations
 
 import argparse
-import functools
 import logging
 import multiprocessing
 import sys
@@ -26,25 +25,30 @@ def register(version: str) -> None:
         return
     line = release_refusal(version)
     if names_flags():
-        _refuse(line)
+        refuse(line)
     logger.warning("banyan: not here: %s", line)
     # Imported here: without hooks SGLang knows no such flag, and ends at it.
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    hook = functools.partial(after_add_cli_args, line)
-    HookRegistry.register("sglang.srt.server_args.ServerArgs.add_cli_args", hook, HookType.AFTER)
+    def after_add_cli_args(result: None, *args: Any, **named: Any) -> None:
+        # What it is given there is not known.
+        for parser in args:
+            if isinstance(parser, argparse.ArgumentParser):
+                _add_flag(parser, line)
+
+    HookRegistry.register("sglang.srt.server_args.ServerArgs.add_cli_args", after_add_cli_args, HookType.AFTER)
 
 
-def after_add_cli_args(line: str, result: None, parser: argparse.ArgumentParser, *args: Any, **named: Any) -> None:
+def _add_flag(parser: argparse.ArgumentParser, line: str) -> None:
     class Refuse(argparse._StoreTrueAction):
         """To SGLang, which reads flags from files too, as any switch."""
 
         def __call__(self, parser: Any, namespace: Any, values: str | Sequence[Any] | None, option: Any = None) -> None:
-            _refuse(line)
+            refuse(line)
 
     parser.add_argument("--enable-banyan", action=Refuse, help="Not with this release of SGLang.")
 
 
-def _refuse(line: str) -> NoReturn:
+def refuse(line: str) -> NoReturn:
     print(f"{REFUSED}{line}", file=sys.stderr, flush=True)
     raise SystemExit(2)

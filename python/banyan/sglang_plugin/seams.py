@@ -35,15 +35,18 @@ def register() -> None:
 
 def unfit() -> list[Off]:
     """What is off on this SGLang, for sources that are not those that Banyan was written against, or for hooks that the
-    main process lacks; and what is not installed. Says where another plugin changes such a source as it runs."""
+    main process lacks; and what is not installed. Says where another plugin has changed such a source in this
+    process."""
     for source in HOOKS.beside_others():
         logger.warning("banyan: %s: no fingerprint tells what it does there", source)
     return [*switched_off([*patches.changed(HOOKS.queue), *HOOKS.missing("main")]), *ABSENT.values()]
 
 
 def off(process: str) -> list[str]:
-    """What is off in this process, and what ``verify`` would switch off."""
-    return sorted({*runtime.features_off(), *(one.name for one in switched_off(HOOKS.missing(process)))})
+    """What is off in this process, and what ``verify`` would switch off, of what it would have hooks of."""
+    found = {*runtime.features_off(), *(one.name for one in switched_off(HOOKS.missing(process)))}
+    here = {name for patch in HOOKS.queue if process in patch.processes for name in (patch.name, patch.feature)}
+    return sorted(found & (here | ABSENT.keys()))
 
 
 class NoHooks(RuntimeError):

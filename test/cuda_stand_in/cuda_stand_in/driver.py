@@ -179,7 +179,7 @@ class Driver:
 
     def _knows(self, address: int) -> bool:
         """Whether it lies in memory of the device, or in memory of the host that was pinned."""
-        pinned = {base: len(block) for base, block in self._pinned.items()} | self._registered
+        pinned = {base: len(block) for base, block in list(self._pinned.items())} | self._registered
         is_pinned = any(base <= address < base + num_bytes for base, num_bytes in pinned.items())
         return is_pinned or self._memory.allocation_of(address) is not None
 

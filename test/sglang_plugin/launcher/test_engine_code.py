@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The name of an SGLang whose models somebody has changed is another one, wherever it lies."""
+"""The name of an SGLang whose code somebody has changed is another one, wherever it lies."""
 
 import importlib.metadata
 import shutil
@@ -16,7 +16,7 @@ STORING = Config(store=("/kv",))
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
     """An SGLang of a few files, that is found where it was put last."""
-    for name in ("models/llama.py", "models/deep/attention.py", "layers/rotary.py"):
+    for name in ("srt/models/llama.py", "srt/layers/rotary.py", "kernels/ops/rope.py"):
         path = tmp_path / "first" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"# {name}\n")
@@ -35,15 +35,15 @@ def test_name_when_the_same_code_lies_elsewhere_and_was_run_then_it_is_the_same(
     put(first)
     name = engine_code.engine_name(STORING)
     shutil.copytree(first, tmp_path / "second")
-    (tmp_path / "second" / "models" / "__pycache__").mkdir()
-    (tmp_path / "second" / "models" / "__pycache__" / "llama.cpython-311.pyc").write_bytes(b"compiled")
+    (tmp_path / "second" / "srt" / "__pycache__").mkdir()
+    (tmp_path / "second" / "srt" / "__pycache__" / "llama.cpython-311.pyc").write_bytes(b"compiled")
     put(tmp_path / "second")
     assert engine_code.engine_name(STORING) == name
     assert name.startswith(f"sglang {importlib.metadata.version('sglang')} ")
 
 
-@pytest.mark.parametrize("name", ["models/deep/attention.py", "layers/rotary.py", "models/new.py"])
-def test_name_when_a_file_of_the_models_is_another_one_then_so_is_it_for_pages_that_others_may_meet(installed, name):
+@pytest.mark.parametrize("name", ["srt/layers/rotary.py", "kernels/ops/rope.py", "srt/new.py"])
+def test_name_when_a_file_of_it_is_another_one_then_so_is_it_for_pages_that_others_may_meet(installed, name):
     put, folder = installed
     put(folder)
     before, alone = engine_code.engine_name(STORING), engine_code.engine_name(Config())
@@ -56,7 +56,7 @@ def test_name_when_two_files_divide_the_same_text_otherwise_then_it_is_another_o
     put, folder = installed
     put(folder)
     before = engine_code.engine_name(STORING)
-    first, second = folder / "models" / "llama.py", folder / "layers" / "rotary.py"
+    first, second = folder / "srt/models/llama.py", folder / "srt/layers/rotary.py"
     texts = first.read_text(), second.read_text()
     first.write_text("".join(texts))
     second.write_text("")

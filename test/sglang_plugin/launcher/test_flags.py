@@ -362,6 +362,7 @@ def test_start_when_a_patch_of_another_feature_has_changed_then_that_is_off_with
     ("name", "asked"),
     [
         (features.CORE, ["--tp-size", "8", "--attn-dp-size", "4", "--dp", "1", "--nnodes", "2"]),
+        (features.CORE, ["--tokenizer-worker-num", "2"]),
         ("drafts", ["--speculative-algorithm", "NGRAM"]),
         ("ray_actors", ["--dp", "1", "--use-ray"]),
         ("adapters", ["--enable-lora", "--lora-paths", "a=b"]),

@@ -37,9 +37,12 @@ def test_sglang_when_it_is_another_release_or_missing_then_which_one_to_install(
     assert finding.is_ok == (way_out is None) and (way_out or "") in finding.advice
 
 
-@pytest.mark.parametrize("listed", [None, [], ["there", "gone.pyc"], ["there", "gone.toml"]])
+@pytest.mark.parametrize(
+    "listed", [None, [], ["banyan/there", "banyan/gone.pyc", "../../bin/gone"], ["banyan/there", "banyan/gone.toml"]]
+)
 def test_wheel_when_a_file_of_it_is_gone_then_it_is_named_and_the_way_out(monkeypatch, tmp_path, listed):
-    (tmp_path / "there").touch()
+    (tmp_path / "banyan").mkdir()
+    (tmp_path / "banyan" / "there").touch()
 
     class File(PurePosixPath):
         def locate(self):
@@ -47,8 +50,10 @@ def test_wheel_when_a_file_of_it_is_gone_then_it_is_named_and_the_way_out(monkey
 
     monkeypatch.setattr(doctor.importlib.metadata, "files", lambda name: listed and list(map(File, listed)))
     finding = doctor._wheel()
-    assert finding.is_ok == ("gone.toml" not in (listed or ()))
-    assert finding.is_ok or ("1 of 2 files are gone: gone.toml" in finding.detail and "wheel anew" in finding.advice)
+    assert finding.is_ok == ("banyan/gone.toml" not in (listed or ()))
+    assert finding.is_ok or (
+        "1 of 2 files are gone: banyan/gone.toml" in finding.detail and "wheel anew" in finding.advice
+    )
 
 
 def test_patches_when_one_is_not_installed_then_the_way_out(monkeypatch):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which SGLang computes KV. Pages that outlive a server, or leave it, meet others of the same version whose models were
+"""Which SGLang computes KV. Pages that outlive a server, or leave it, meet others of the same version whose code was
 mended: a local fix, a checkout, a vendor's build."""
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from pathlib import Path
 
 from banyan.config import Config
 
-COMPUTING = ("sglang.srt.models", "sglang.srt.layers")
-"""What KV is computed by. Other code chooses among it, by flags that count themselves (``rank.identity``)."""
+CODE = ("sglang.kernels", "sglang.srt")
+"""All of it: what KV depends on lies in models, layers, kernels, loaders, pools, and whatever these call."""
 
 
 def engine_name(config: Config) -> str:
-    """By which a page is known. 15 MB are read where it is known by its weights, too: once in a server, for all ranks.
+    """By which a page is known. 46 MB are read where it is known by its weights, too: once in a server, for all ranks.
 
     Raises:
         OSError: where the code cannot be read.
@@ -37,7 +37,7 @@ def _code_sha256() -> str:
 
 def _sources() -> Iterator[tuple[str, Path]]:
     """In the order of their names."""
-    for package in COMPUTING:
+    for package in CODE:
         spec = find_spec(package)
         folders = spec.submodule_search_locations if spec is not None else None
         if not folders:

@@ -5,25 +5,21 @@ application, in a process that has Banyan's hooks. SGLang loads no plugins there
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 
 from sglang.srt.plugins import load_plugins
 from sglang.srt.runtime_context import get_server_args
-from uvicorn.main import STARTUP_FAILURE
 
 from banyan import faults
 from banyan.feature_list import CORE, switched_off
 from banyan.refusals.start import http_worker_refusal
-from banyan.sglang_plugin import runtime, seams
+from banyan.sglang_plugin import last_words, runtime, seams
 
 runtime.become_front()
 load_plugins()
 for off in switched_off(seams.HOOKS.missing("main")):
     if off.name == CORE:
-        print(f"{runtime.REFUSED}{http_worker_refusal(off.line)}", file=sys.stderr, flush=True)
-        # With any other status this worker would be started again and again.
-        raise SystemExit(STARTUP_FAILURE)
+        last_words.end_from_worker(f"{runtime.REFUSED}{http_worker_refusal(off.line)}")
 
 # Imported behind the hooks: it takes some of what they are put on by name.
 from sglang.srt.entrypoints.http_server import app  # noqa: E402
