@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from sglang.srt.entrypoints import http_server
 
 from banyan import patches
+from banyan.features.told.rank import told_rank
 from banyan.sglang_plugin import hook_queue, runtime
 from banyan.sglang_plugin.launcher import all_ranks, ending
 
@@ -50,6 +51,8 @@ class Theirs:
 def app(monkeypatch):
     """SGLang's own, of a stock server."""
     monkeypatch.setattr(runtime, "get_server_args", lambda: SimpleNamespace())
+    # A rank of another test may have been here.
+    monkeypatch.setattr(told_rank, "installed", lambda: None)
     monkeypatch.setattr(http_server, "app", FastAPI())
     return http_server.app
 

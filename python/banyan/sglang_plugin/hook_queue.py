@@ -71,7 +71,7 @@ class Hooks:
             for patch in self.queue
             if patch.kind in HOOK_TYPES and process in patch.processes and self._is_on(patch.feature, patch.name)
             for place in patch.places
-            if patch.name not in hooks_on(place.target)
+            if patch.name in self._broken or patch.name not in hooks_on(place.target)
         ]
 
     def beside_others(self) -> list[Misfit]:
