@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmark import cold_prompts, rates_page
+from benchmark.alternatives.traces import NUM_OUTPUT_TOKENS
 from benchmark.metrics import median, ranged
 from benchmark.overhead import verdict
 from benchmark.overhead.cases import CASES
@@ -214,6 +215,16 @@ def mean_ttft_to_router(system: str, per_s: str) -> Callable[[Mapping[str, Rows]
         return ranged(ratio)
 
     return words
+
+
+def whole_ms(value: Mapping[str, float]) -> str:
+    return f"{value['median']:.0f} ms"
+
+
+def answer_s(row: Mapping[str, Any]) -> str:
+    """A whole answer of as many tokens as the comparison asks for, in the mean."""
+    num_behind = NUM_OUTPUT_TOKENS - 1
+    return f"{row['ttft_s_mean']['median'] + num_behind * row['tpot_ms_mean']['median'] / 1e3:.2f} s"
 
 
 def points(share: float) -> str:

@@ -96,6 +96,7 @@ def beside_warm_ones(title: str, arm: str, kept: str = "cold_prompts") -> Line:
 FIRST, SECOND = (f"ttft_ratios/on_to_off_{run}_run" for run in ("first", "second"))
 EIGHT_RANKS = "rows/dp=8,requests_per_rank=16"
 NO_ARENA = "rows/system=banyan no arena"
+AGENTS = "rows/trace=coding_agents,phase=cold,system={}"
 DOCUMENTS = "rows/trace=documents,phase=cold,system={}/cached_share"
 STEPS = "by_ranks/{}/case={} streams/scheduler_step_us"
 BEHIND_A_ROUTER, ON_RANKS_THAT_SHARE = (
@@ -138,6 +139,12 @@ LINES = [
         *of("ranks", said.span_of_first_runs("ttft_ratios"), "rows"),
         *of("ranks", said.span_of_first_runs("latency_ratios"), "rows"),
         *where_steps_take_milliseconds(),
+    ),
+    line(
+        ALTERNATIVES,
+        "first tokens come sooner with HiCache",
+        *of("alternatives", said.whole_ms, *(f"{AGENTS.format(name)}/tpot_ms_mean" for name in ("hicache", "banyan"))),
+        *of("alternatives", said.answer_s, *map(AGENTS.format, ("hicache", "lmcache", "banyan"))),
     ),
     line(ALTERNATIVES, "Times, on the Xeon", *on_the_xeon("banyan"), *on_the_xeon("banyan_store")),
     line(
