@@ -490,14 +490,14 @@ def test_namespace_when_nothing_unusual_is_asked_then_that_of_a_release_that_kne
     assert digest() == hashlib.sha256(text.encode()).hexdigest()
 
 
-def computing(monkeypatch, *adapters, **flags):
+def computing(monkeypatch, *adapters, engine="e", **flags):
     """By what a server with these is known to the other one of a pair."""
     loaded = [SimpleNamespace(lora_id=adapter) for adapter in adapters]
     monkeypatch.setattr(identity, "get_lora", lambda: SimpleNamespace(lora_paths=loaded or None))
     monkeypatch.setattr(identity, "weights_digest", lambda config, path, revision: "weights")
     args = asked(model_path="m", revision=None, **flags)
     pools = SimpleNamespace(pool=SimpleNamespace(dtype="torch.bfloat16"), drafts=(), identity=())
-    made = identity.Identity(args, Config(store=("/kv",)), pools, {"server": "s", "engine": "e", "noted": []})
+    made = identity.Identity(args, Config(store=("/kv",)), pools, {"server": "s", "engine": engine, "noted": []})
     return made.computing(made.weights_sha256)
 
 
@@ -511,10 +511,13 @@ ADAPTERS = tuple("banyan-adapter-" + letter * 64 for letter in "ab")
         (ADAPTERS[1:], {}),
         (ADAPTERS, {}),
         (ADAPTERS[:1], {"json_model_override_args": '{"rope_theta": 1}'}),
+        (ADAPTERS[:1], {"engine": "another"}),
     ],
-    ids=["without it", "another of its name", "more", "overrides"],
+    ids=["without it", "another of its name", "more", "overrides", "another engine"],
 )
-def test_pair_when_its_servers_have_other_adapters_or_flags_then_they_are_not_the_same(monkeypatch, adapters, flags):
+def test_pair_when_its_servers_have_other_adapters_flags_or_code_then_they_are_not_the_same(
+    monkeypatch, adapters, flags
+):
     assert computing(monkeypatch, *adapters, **flags) != computing(monkeypatch, *ADAPTERS[:1])
 
 

@@ -87,9 +87,10 @@ class Identity:
             runtime.refuse(weights_refusal(f"{changed} has changed since the server was started: start it again"))
 
     def computing(self, weights: str) -> str:
-        """Digest of what KV is computed with, however it lies in memory: these weights, the adapters of the start, and
-        what else was asked for. A page key says which adapter this server has, and not which one another has used."""
-        text = json.dumps([weights, self._config_sha256, self._adapters])
+        """Digest of what KV is computed with, however it lies in memory: the engine, these weights, the adapters of the
+        start, and what else was asked for. A page key says which adapter this server has, and not which one another has
+        used."""
+        text = json.dumps([self._engine, weights, self._config_sha256, self._adapters])
         return hashlib.sha256(text.encode()).hexdigest()
 
     def namespace(
