@@ -17,6 +17,9 @@ FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 PATTERN = "alternatives*.json"
 """Each a `report.json` of `make compare`."""
 
+USUAL_DRAM_TOKENS = 40_000
+"""What a run has that is not asked for another size (``--dram-tokens``)."""
+
 SHOWN = ("data", "dtype", "repetitions", "num_requests", "max_minutes", "stretch")
 
 
@@ -38,7 +41,9 @@ def heading(report: Mapping[str, Any]) -> str:
     num_repetitions = max((row["num_repetitions"] for row in report["rows"]), default=0)
     most = max((row["num_requests"] for row in report["rows"]), default=0)
     times = "one repetition" if num_repetitions == 1 else f"{num_repetitions} repetitions"
-    return f"Pools of {pools} tokens: {times}, at most {most} requests of a workload"
+    dram = {budget["dram_tokens"] for budget in report["budgets"]} - {USUAL_DRAM_TOKENS}
+    beside = "".join(f", {num_tokens:,} of DRAM" for num_tokens in sorted(dram))
+    return f"Pools of {pools} tokens{beside}: {times}, at most {most} requests of a workload"
 
 
 def conditions(report: Mapping[str, Any]) -> str:

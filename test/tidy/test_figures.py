@@ -126,6 +126,18 @@ LINES = [
         *of("alternatives", said.span_against("banyan", "router"), "against"),
         *of("alternatives", said.span_against("banyan", "lmcache"), "against"),
         *of("alternatives", said.span_against("banyan_store", "hicache"), "against"),
+        *of("alternatives_fit", said.middle, "against/trace=tool_agents,ours=banyan,other=router/ttft_ratio"),
+        *of("alternatives_fit", said.middle, "against/trace=conversations,ours=banyan,other=lmcache/ttft_ratio"),
+        *of("alternatives_tiers", said.middle, "against/ours=banyan_even,other=hicache/ttft_ratio"),
+    ),
+    line(
+        ALTERNATIVES,
+        "**Placement is a part of that.**",
+        *(
+            Figure("alternatives_tiers", f"against/ours={ours},other={other}/ttft_ratio", said.middle)
+            for ours in ("banyan", "banyan_even")
+            for other in ("stock", "router", "lmcache", "hicache")
+        ),
     ),
     line(
         README,
