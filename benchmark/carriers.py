@@ -9,10 +9,9 @@ afterwards. Both have an arena as large as the other carriers' servers have.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -264,13 +263,3 @@ class Pair:
             if time.monotonic() > deadline_s:
                 raise RuntimeError(f"the servers of {self.carrier.name} do not come to it")
             time.sleep(poll_s)
-
-
-@contextlib.contextmanager
-def turn_of(pair: Pair) -> Iterator[None]:
-    """Only this pair is awake."""
-    pair.awake()
-    try:
-        yield
-    finally:
-        pair.asleep()

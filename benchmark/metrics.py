@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmark.records import CACHE_SOURCES, Record
+from benchmark.records import CACHE_SOURCES, Answer, Record
 
 QUANTILES = {"p50": 50, "p90": 90, "p99": 99}
 
@@ -44,7 +44,7 @@ def summarise(records: Sequence[Record], *, total_time_s: float) -> dict[str, An
         "completion_tokens": sum(answer.completion_tokens for answer in answers),
         "cached_tokens": cached_tokens,
         "cached_share": round(cached_tokens / prompt_tokens, 5) if prompt_tokens else None,
-        "cached_by_source": cached_by_source(done),
+        "cached_by_source": cached_by_source(record.answer for record in done),
         "by_rank": by_rank(done),
         "ttft_s": distribution(answer.ttft_s for answer in answers if answer.ttft_s is not None),
         "latency_s": distribution(answer.latency_s for answer in answers),
@@ -69,14 +69,14 @@ def summarise(records: Sequence[Record], *, total_time_s: float) -> dict[str, An
     }
 
 
-def cached_by_source(records: Iterable[Record]) -> dict[str, int]:
+def cached_by_source(answers: Iterable[Answer]) -> dict[str, int]:
     """Cached tokens per place they came from; `untold` is what a server reported without a place."""
     totals = dict.fromkeys((*CACHE_SOURCES, "untold"), 0)
-    for record in records:
-        details = record.answer.cached_tokens_details
+    for answer in answers:
+        details = answer.cached_tokens_details
         for source, num_tokens in details.items():
             totals[source] += num_tokens
-        totals["untold"] += max(0, record.answer.cached_tokens - sum(details.values()))
+        totals["untold"] += max(0, answer.cached_tokens - sum(details.values()))
     return totals
 
 

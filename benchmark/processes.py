@@ -6,8 +6,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 PROC = Path("/proc")
 
@@ -62,6 +64,24 @@ class ProcessSession:
             if ticks is not None:
                 used[f"{pid} {_title(PROC / str(pid) / 'cmdline')}"] = ticks / ticks_per_s
         return used
+
+
+class Sleeper(Protocol):
+    """One server or several."""
+
+    def asleep(self) -> None: ...
+
+    def awake(self) -> None: ...
+
+
+@contextlib.contextmanager
+def turn_of(one: Sleeper) -> Iterator[None]:
+    """Of those that sleep, only this one is awake: what the others have left to do takes no core from it."""
+    one.awake()
+    try:
+        yield
+    finally:
+        one.asleep()
 
 
 def send(pid: int, number: signal.Signals) -> None:

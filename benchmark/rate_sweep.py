@@ -22,7 +22,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,11 +29,19 @@ from typing import Any
 
 from benchmark.alternatives.play import warm_up
 from benchmark.alternatives.start import Running, hicache_path, running
-from benchmark.alternatives.systems import CONTEXT_TOKENS, GIB, NUM_RANKS, Budget, systems_of, token_bytes_of
+from benchmark.alternatives.systems import (
+    CONTEXT_TOKENS,
+    GIB,
+    NUM_RANKS,
+    USUAL_DRAM_TOKENS,
+    Budget,
+    systems_of,
+    token_bytes_of,
+)
 from benchmark.client import NativeClient, open_session
 from benchmark.compare import order_of_repetition
 from benchmark.load import send_all, send_at
-from benchmark.metrics import distribution, spread
+from benchmark.metrics import cached_by_source, distribution, spread
 from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.processor import dtype_for, features_here
 from benchmark.records import Answer
@@ -131,7 +138,7 @@ def figures(load: Load, answers: Sequence[Answer], took_s: float) -> dict[str, A
         "num_errors": len(answers) - len(done),
         "took_s": round(took_s, 1),
         "cached_share": round(sum(answer.cached_tokens for answer in done) / max(1, prompt_tokens), 4),
-        "cached_by_source": dict(sum((Counter(answer.cached_tokens_details) for answer in done), Counter())),
+        "cached_by_source": cached_by_source(done),
         "ttft_s": distribution(ttft_s for ttft_s in ttfts_s if ttft_s is not None),
         "inter_token_latency_ms": distribution(gaps_ms),
         "ttfts_s": ttfts_s,
@@ -250,7 +257,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=45.0, help="of each rate")
     parser.add_argument("--conversations", type=int, default=48)
     parser.add_argument("--pools", type=float, default=1.2, help="of all ranks together, in copies of all histories")
-    parser.add_argument("--dram-tokens", type=int, default=40_000, help="beside the pools, where a system has DRAM")
+    parser.add_argument(
+        "--dram-tokens", type=int, default=USUAL_DRAM_TOKENS, help="beside the pools, where a system has DRAM"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("build/rates"))
     return parser

@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from banyan.planner import Action
-from benchmark.carriers import KINDS, PAGE_TOKENS, POLL_S, Pair, Taken, turn_of
+from benchmark.carriers import KINDS, PAGE_TOKENS, POLL_S, Pair, Taken
 from benchmark.carriers_summary import summarise
 from benchmark.compare import order_of_repetition
+from benchmark.processes import turn_of
 from benchmark.remote_nodes import NUM_OUTPUT_TOKENS
 from benchmark.store_server import prompts
 

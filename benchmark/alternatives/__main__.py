@@ -31,6 +31,7 @@ from benchmark.alternatives.systems import (
     DEFAULT_SYSTEMS,
     DTYPE_BYTES,
     GIB,
+    USUAL_DRAM_TOKENS,
     Budget,
     systems_of,
     token_bytes_of,
@@ -73,7 +74,9 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="KV pools of both ranks together; repeat it for several settings (default: 28000)",
     )
-    parser.add_argument("--dram-tokens", type=int, default=40_000, help="beside the pools, where a system has DRAM")
+    parser.add_argument(
+        "--dram-tokens", type=int, default=USUAL_DRAM_TOKENS, help="beside the pools, where a system has DRAM"
+    )
     parser.add_argument("--disk-gb", type=float, default=8.0, help="where a system has a disk, in GiB")
     parser.add_argument("--stretch", type=float, default=1.0, metavar="F", help="play over F times the time")
     parser.add_argument("--dtype", choices=DTYPE_BYTES, help="default: float32 where the processor has no AVX-512")

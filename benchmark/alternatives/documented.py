@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.alternatives import figures
-from benchmark.alternatives.systems import PAGE_TOKENS
+from benchmark.alternatives.systems import PAGE_TOKENS, USUAL_DRAM_TOKENS
 from benchmark.kept_table import wrapped
 from benchmark.provenance import commit_in_words
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 PATTERN = "alternatives*.json"
 """Each a `report.json` of `make compare`."""
-
-USUAL_DRAM_TOKENS = 40_000
-"""What a run has that is not asked for another size (``--dram-tokens``)."""
 
 SHOWN = ("data", "dtype", "repetitions", "num_requests", "max_minutes", "stretch")
 

@@ -21,6 +21,9 @@ from benchmark.servers import ServerSpec, Share, cpu_env, free_port
 NUM_RANKS = 2
 PAGE_TOKENS = 16
 CONTEXT_TOKENS = 4096
+USUAL_DRAM_TOKENS = 40_000
+"""Beside the pools, unless another size is asked for (`--dram-tokens`)."""
+
 DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
 GIB = 2**30
 

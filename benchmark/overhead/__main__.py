@@ -11,8 +11,8 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from benchmark.modes.run import ENV
 from benchmark.overhead import page, verdict
 from benchmark.overhead.cases import CASES, LONGEST_TOKENS, PAGE_TOKENS, POOL_TOKENS, Case
 from benchmark.overhead.play import Player, Round
+from benchmark.processes import turn_of
 from benchmark.results import write_report
 from benchmark.servers import Server, ServerSpec, Share, cpu_env, unwind_on_sigterm, wait_ready
 
@@ -58,23 +59,13 @@ def measured(ranks: int, cases: Sequence[Case], args: argparse.Namespace) -> lis
             rounds: dict[str, list[Round]] = {kind: [] for kind in KINDS}
             for number in range(-1, args.rounds):
                 for kind in KINDS if number % 2 else KINDS[::-1]:
-                    with awake(servers[kind]):
+                    with turn_of(servers[kind]):
                         played = players[kind].play(case)
                     # The first of each is to warm up.
                     rounds[kind] += [played] if number >= 0 else []
             rows.append(verdict.compared(case, rounds["on"], rounds["off"]))
             say(ranks, rows[-1])
         return rows
-
-
-@contextmanager
-def awake(server: Server) -> Iterator[None]:
-    """For a round: what the other one has left to do must not take its cores."""
-    server.awake()
-    try:
-        yield
-    finally:
-        server.asleep()
 
 
 def server(kind: Share, ranks: int, folder: Path) -> Server:

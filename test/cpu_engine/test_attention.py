@@ -58,49 +58,38 @@ def test_extend_when_a_batch_is_filled_up_then_its_requests_are_as_without(table
     assert torch.equal(filled[:4], extended(1, [40])) and not filled[4:].any()
 
 
-def test_extend_when_there_are_more_rows_than_tokens_then_the_others_are_numbers(tables):
-    """Ranks in step compute a multiple of their shards."""
+def extended_rows(tables, *, drafts, slots, seq_lens, prefix_lens, new_lens):
+    """Eight rows, more than the batch has."""
     keys, values, req_to_token, generator = tables
     query = torch.randn((8, NUM_HEADS, HEAD_DIM), generator=generator).bfloat16()
     backend = CpuAttention.__new__(CpuAttention)
-    backend._masks, backend._drafts = {}, None
-    output = backend._run_sdpa_forward_extend(
+    backend._masks, backend._drafts = {}, drafts
+    return backend._run_sdpa_forward_extend(
         query=query,
         output=torch.full_like(query, torch.nan),
         k_cache=keys,
         v_cache=values,
         req_to_token=req_to_token,
-        req_pool_indices=torch.tensor([0]),
-        seq_lens=torch.tensor([47]),
-        extend_prefix_lens=torch.tensor([40]),
-        extend_seq_lens=torch.tensor([7]),
+        req_pool_indices=torch.tensor(slots),
+        seq_lens=torch.tensor(seq_lens),
+        extend_prefix_lens=torch.tensor(prefix_lens),
+        extend_seq_lens=torch.tensor(new_lens),
         scaling=HEAD_DIM**-0.5,
         enable_gqa=True,
         causal=True,
     )
+
+
+def test_extend_when_there_are_more_rows_than_tokens_then_the_others_are_numbers(tables):
+    """Ranks in step compute a multiple of their shards."""
+    output = extended_rows(tables, drafts=None, slots=[0], seq_lens=[47], prefix_lens=[40], new_lens=[7])
     assert output[:7].any(dim=-1).all() and not output[7:].any()
 
 
 def test_drafts_when_there_are_more_rows_than_drafts_then_the_others_are_numbers(tables):
     """As above, of a batch that is verified."""
-    keys, values, req_to_token, generator = tables
-    query = torch.randn((8, NUM_HEADS, HEAD_DIM), generator=generator).bfloat16()
-    backend = CpuAttention.__new__(CpuAttention)
-    backend._masks, backend._drafts = {}, torch.ones((2, 3, 3)).tril().bool()
-    output = backend._run_sdpa_forward_extend(
-        query=query,
-        output=torch.full_like(query, torch.nan),
-        k_cache=keys,
-        v_cache=values,
-        req_to_token=req_to_token,
-        req_pool_indices=torch.tensor([0, 2]),
-        seq_lens=torch.tensor([40, 7]),
-        extend_prefix_lens=torch.tensor([0, 0]),
-        extend_seq_lens=torch.tensor([3, 3]),
-        scaling=HEAD_DIM**-0.5,
-        enable_gqa=True,
-        causal=True,
-    )
+    drafts = torch.ones((2, 3, 3)).tril().bool()
+    output = extended_rows(tables, drafts=drafts, slots=[0, 2], seq_lens=[40, 7], prefix_lens=[0, 0], new_lens=[3, 3])
     assert output[:6].any(dim=-1).all() and not output[6:].any()
 
 

@@ -81,43 +81,38 @@ def test_process_when_nobody_listens_then_its_error_goes_on(tmp_path):
             last_words.around_init(begin, Scheduler(ValueError("no")), arguments)
 
 
-def supervise(log):
-    """A main process with several HTTP workers, which another process tells of its end."""
+def end():
+    """As another process of the server tells its main process."""
+    os.kill(os.getppid(), signal.SIGQUIT)
+
+
+def supervise(log, worker, *words):
+    """A main process with several HTTP workers, one of which does this."""
     sys.stderr = open(log, "w")  # noqa: SIM115 - it ends with this process
     logging.basicConfig(force=True, stream=sys.stderr)
     last_words.hear_of_ends()
     workers = Multiprocess(uvicorn.Config("none:app"), [])
     workers.processes_num = 0
-    os.kill(os.getpid(), signal.SIGQUIT)
+    FORKING.Process(target=worker, args=words).start()
     workers.run()
+
+
+def status_of(log, worker, *words):
+    """With which such a server ends."""
+    main = FORKING.Process(target=supervise, args=(str(log), worker, *words))
+    main.start()
+    main.join(20)
+    main.kill()
+    main.join()
+    return main.exitcode
 
 
 def test_server_when_it_has_several_http_workers_and_a_process_of_it_ends_then_it_ends_too(tmp_path):
-    main = FORKING.Process(target=supervise, args=(str(tmp_path / "log"),))
-    main.start()
-    main.join(20)
-    main.kill()
-    main.join()
-    assert main.exitcode == last_words.FAILED
+    assert status_of(tmp_path / "log", end) == last_words.FAILED
     assert "a process of this server has ended" in (tmp_path / "log").read_text()
 
 
-def supervise_one(log):
-    """A main process with HTTP workers, one of which is not to start."""
-    sys.stderr = open(log, "w")  # noqa: SIM115 - it ends with this process
-    logging.basicConfig(force=True, stream=sys.stderr)
-    last_words.hear_of_ends()
-    workers = Multiprocess(uvicorn.Config("none:app"), [])
-    workers.processes_num = 0
-    FORKING.Process(target=last_words.end_from_worker, args=("banyan: refused: a worker",)).start()
-    workers.run()
-
-
 def test_server_when_an_http_worker_is_not_to_start_then_it_ends_with_an_error(tmp_path):
-    main = FORKING.Process(target=supervise_one, args=(str(tmp_path / "log"),))
-    main.start()
-    main.join(20)
-    main.kill()
-    main.join()
-    assert main.exitcode == last_words.FAILED
+    status = status_of(tmp_path / "log", last_words.end_from_worker, "banyan: refused: a worker")
+    assert status == last_words.FAILED
     assert "banyan: refused: a worker" in (tmp_path / "log").read_text().splitlines()

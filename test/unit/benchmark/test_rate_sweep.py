@@ -74,4 +74,6 @@ def test_figures_when_answers_say_where_their_tokens_were_then_they_are_added_up
     answers = [answered(0.1, "") for _ in range(2)]
     for answer, (device, peer) in zip(answers, [(3, 0), (1, 4)], strict=True):
         answer.cached_tokens_details = {"device": device, "peer": peer}
-    assert figures(load, answers, 1.0)["cached_by_source"] == {"device": 4, "peer": 4}
+    # Of each 80 tokens were cached.
+    found = {"device": 4, "peer": 4, "host": 0, "storage": 0, "untold": 152}
+    assert figures(load, answers, 1.0)["cached_by_source"] == found
