@@ -137,8 +137,11 @@ def test_server_when_it_is_killed_then_the_other_one_answers_and_ray_starts_it_a
 def test_server_when_its_rank_stands_still_then_ray_starts_it_again(ray_serve):
     _, servers, _ = ray_serve
     url = servers[1].server.url
+    # Ray may just be starting it again: on a machine that was busy with the other one, it may have been found silent.
+    until(lambda: is_up(servers[1]) and ranks_of(url), timeout_s=RESTARTS_WITHIN_S)
     first = pid_of(url)
-    os.kill(rank_of(first), signal.SIGSTOP)
+    for rank in ranks_of(url):
+        os.kill(rank, signal.SIGSTOP)
 
     def is_another():
         # There is none for a moment.
@@ -148,10 +151,13 @@ def test_server_when_its_rank_stands_still_then_ray_starts_it_again(ray_serve):
     until(is_another, timeout_s=RESTARTS_WITHIN_S)
 
 
-def rank_of(server):
-    """The process of its one rank."""
-    (rank,) = (one.pid for one in psutil.Process(server).children(recursive=True) if "schedul" in one.name())
-    return rank
+def ranks_of(url):
+    """The processes of its server's ranks."""
+    # There is no server for a moment, where Ray starts it again.
+    with contextlib.suppress(ValueError, psutil.NoSuchProcess):
+        children = psutil.Process(pid_of(url)).children(recursive=True)
+        return [one.pid for one in children if "schedul" in one.name()]
+    return []
 
 
 def is_found(client, ids):
