@@ -117,7 +117,8 @@ class DevicePool:
     def __init__(self, description: bytes, num_bytes: int) -> None: ...
 
 class PeerMemory:
-    """A peer's pool, mapped read-only for as long as this object lives: for a device that reads it by address."""
+    """A peer's pool, mapped for as long as this object lives: for a device that reads it by address. Only the buffer is
+    read-only: drivers register no memory that is mapped so."""
 
     @property
     def address(self) -> int: ...
@@ -324,7 +325,8 @@ class FrameTable:
         """Those of `frames` that somebody leased since they were last asked about here: what eviction goes by."""
 
     def log_access(self, pages: bytes) -> None:
-        """Tell the peers that a prompt of these pages has come (`page_numbers`). Of a very long one, its beginning."""
+        """Tell the peers that a prompt of these pages has come (`page_numbers`). Of a very long one its beginning, of
+        a closed frame table nothing."""
 
     def reset(self) -> None:
         """Withdraw everything (flush, weight update). Frames being read go to quarantine and come out of `drain`; all

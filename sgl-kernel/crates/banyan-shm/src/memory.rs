@@ -50,6 +50,9 @@ impl Access {
 /// What is populated in one call: meanwhile no other thread maps or unmaps anything.
 const SLICE_BYTES: usize = 4 << 20;
 
+/// Backed between two looks at what is free.
+const LOOK_AGAIN_BYTES: usize = 64 << 20;
+
 /// A file mapped as shared memory; unmapped on drop.
 pub struct Mapping {
     start: NonNull<u8>,
@@ -164,7 +167,7 @@ impl SharedMemory {
         if offset.checked_add(len).is_none_or(|end| end > self.len()) {
             return invalid!("bytes {offset} to {offset}+{len} are not all inside");
         }
-        back(
+        back_new(
             &self.fd,
             &self.mapping,
             offset..offset + len,
@@ -183,17 +186,19 @@ impl SharedMemory {
         let fd = self.fd.try_clone().map_err(cannot)?;
         lengthen(&fd, whole, label)?;
         let mapping = Mapping::of(&fd, whole, Access::ReadWrite)?;
-        back(&fd, &mapping, len..whole, label)?;
+        back_new(&fd, &mapping, len..whole, label)?;
         Ok(Self { fd, mapping })
     }
 
     /// An empty file made `num_bytes` long.
     pub(crate) fn sized(fd: OwnedFd, num_bytes: usize, label: &str) -> Result<Self> {
         resize(&fd, num_bytes, label)?;
-        Self::backed_by(fd, num_bytes, label)
+        let mapping = Mapping::of(&fd, num_bytes, Access::ReadWrite)?;
+        back_new(&fd, &mapping, 0..num_bytes, label)?;
+        Ok(Self { fd, mapping })
     }
 
-    /// A file of this size.
+    /// A file of this size, some or all of which has memory already.
     pub(crate) fn backed_by(fd: OwnedFd, num_bytes: usize, label: &str) -> Result<Self> {
         let mapping = Mapping::of(&fd, num_bytes, Access::ReadWrite)?;
         back(&fd, &mapping, 0..num_bytes, label)?;
@@ -277,6 +282,15 @@ fn lengthen(fd: &OwnedFd, num_bytes: usize, label: &str) -> Result<()> {
     Ok(())
 }
 
+/// Bytes that have no memory yet. Several processes may begin at once, each with enough for itself alone.
+fn back_new(fd: &OwnedFd, mapping: &Mapping, part: Range<usize>, label: &str) -> Result<()> {
+    for at in part.clone().step_by(LOOK_AGAIN_BYTES) {
+        check_room(part.end - at, label)?;
+        back(fd, mapping, at..part.end.min(at + LOOK_AGAIN_BYTES), label)?;
+    }
+    Ok(())
+}
+
 /// Through the mapping rather than `fallocate`, which knows nothing of the mapping's wish for huge pages.
 fn back(fd: &OwnedFd, mapping: &Mapping, part: Range<usize>, label: &str) -> Result<()> {
     let mut backed = mapping.populate(part.start, part.len());
@@ -286,7 +300,16 @@ fn back(fd: &OwnedFd, mapping: &Mapping, part: Range<usize>, label: &str) -> Res
         // SAFETY: a system call on our own descriptor.
         backed = until_done(|| unsafe { libc::fallocate(fd.as_raw_fd(), 0, at, len) });
     }
-    backed.map_err(|cause| ShmError::os(cannot_reserve(part.len(), label), cause))
+    backed.map_err(|cause| {
+        // So it says that the file system has no room.
+        let is_full = cause.raw_os_error() == Some(libc::EFAULT);
+        let cause = if is_full {
+            io::Error::from_raw_os_error(libc::ENOSPC)
+        } else {
+            cause
+        };
+        ShmError::os(cannot_reserve(part.len(), label), cause)
+    })
 }
 
 /// Makes a system call again for as long as it was only interrupted.
