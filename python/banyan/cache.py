@@ -381,6 +381,8 @@ class PrefixCache:
         if batch is None:
             return self._finished_early.pop(index, index != LOST)
         copy = batch.copy
+        # First: whatever fails below, it is detached from its reads.
+        self._ending.append(batch)
         if copy.finish() and not batch.is_lost:
             batch.has_landed = self._are_good(batch)
         else:
@@ -389,7 +391,6 @@ class PrefixCache:
             self._counters.fetched_pages += sum(item.held[0].num_leased for item in batch.queued)
         for fetch in batch.fetches:
             self._planner.became(fetch.request, Outcome.LANDED if batch.has_landed else Outcome.FAILED)
-        self._ending.append(batch)
         self.poll()
         counters = self._counters
         counters.fetches_failed += not batch.has_landed
@@ -483,10 +484,6 @@ class PrefixCache:
     def drain(self) -> bytes:
         """Frames whose readers have gone."""
         return self._full.drain()
-
-    @property
-    def num_quarantined(self) -> int:
-        return self._full.frame_table.num_quarantined
 
     def quiesce(self) -> None:
         """Give back what is queued, finish the copies in flight, and forget every lookup. How the copies ended is told

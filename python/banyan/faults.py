@@ -73,7 +73,7 @@ def note(
     if _tell is not None:
         _tell()
     if _is_power_of_ten(number):
-        consequence = "this process shares nothing from now on" if stops else consequence
+        consequence = "this process shares nothing new from now on" if stops else consequence
         logger.error(
             "banyan: %s failed (%d so far): %s; please report this", where, number, consequence, exc_info=error
         )

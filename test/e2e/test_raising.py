@@ -173,7 +173,7 @@ def test_server_when_what_keeps_wrong_pages_out_raises_then_it_shares_no_more_an
         raising.write_text("")
         assert answers == expected == exercise(client)
         assert list(failures(client)) == [name]
-        assert "shares nothing from now on" in server.log_path.read_text()
+        assert "shares nothing new from now on" in server.log_path.read_text()
 
 
 @pytest.mark.parametrize("name", STARTING)

@@ -8,6 +8,7 @@ import pytest
 from test.unit.cache_rig import PAGE_TOKENS, Notes, make_cache, request
 from test.unit.directory.rig import NUM_FRAMES, Rank, frames, ids, keys
 
+from banyan import _native
 from banyan._native import FrameTable, Peers, RankTable
 from banyan.cache import NOTHING_QUEUED
 from banyan.core import Outcome, Refusal, Run, SourceKind
@@ -175,7 +176,7 @@ def test_retire_when_a_fetch_is_queued_then_the_page_waits_until_it_is_cancelled
     node.reader.prepare(request("r"), keys(1))
     assert node.reader.admit("r", keys(1), frames(7))
     assert ids(node.holder.retire(frames(3))) == []
-    assert node.holder.num_quarantined == 1
+    assert node.ranks[0].frame_table.num_quarantined == 1
     assert ids(node.holder.drain()) == []
     assert node.reader.cancel("r")
     assert not node.reader.cancel("r")
@@ -293,6 +294,27 @@ def test_start_when_no_copy_can_begin_then_its_fetches_have_failed_and_nothing_i
     assert ids(node.holder.retire(frames(3))) == [3]
 
 
+def test_finish_when_it_fails_then_the_batch_is_detached_from_its_reads_all_the_same(node, monkeypatch):
+    """What stays attached would keep every flush and every change of the weights from being gone through with."""
+
+    class Broken:
+        has_ended, copy_s = True, 0.0
+
+        def finish(self):
+            raise OSError("the driver")
+
+    node.holder.publish(frames(3), keys(1))
+    assert node.reader.admit("r", keys(1), frames(7))
+    monkeypatch.setattr(node.reader._full.supply, "start_copy", lambda held: Broken())
+    index, detached = node.reader.start(), []
+    monkeypatch.setattr(node.reader._full.supply, "detach", detached.append)
+    with pytest.raises(OSError, match="driver"):
+        node.reader.finish(index)
+    node.reader.poll()
+    node.reader.poll()
+    assert len(detached) == 1
+
+
 def test_admit_when_pages_cannot_be_held_then_the_other_shards_are_answered(node, monkeypatch):
     node.holder.publish(frames(3), keys(1))
     answered = []
@@ -371,6 +393,7 @@ def test_move_to_when_it_fails_then_pages_that_are_freed_are_handed_out_all_the_
     node.holder.stop()
     assert ids(node.holder.retire(frames(3, 4))) == [3, 4] and ids(node.holder.drain()) == []
     assert node.holder.prepare(request("r"), keys(1)).num_pages == 0 and node.holder.copies_of(keys(1)) == [None]
+    node.holder.log_access(_native.page_numbers(keys(1)))
     node.holder.reset()
     assert node.reader.prepare(request("r"), keys(1)).num_pages == 0
 

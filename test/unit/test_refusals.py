@@ -12,7 +12,6 @@ from banyan.refusals import (
     ServerFacts,
     arena_room_refusal,
     layout_refusal,
-    memory_refusal,
     page_server_slots_refusal,
     pool_refusal,
     refusals,
@@ -170,12 +169,6 @@ def test_refusal_when_processes_are_divided_in_another_way_then_both_ways_are_na
 def test_pool_refusal_when_the_pool_is_unknown_then_it_is_named():
     line = pool_refusal(pool_class="DSATokenToKVPool", supported=("MHA", "MLA"))
     assert "DSATokenToKVPool" in line and "--banyan-share off" in line
-
-
-def test_memory_refusal_when_the_pool_does_not_fit_then_both_sizes_are_said():
-    assert memory_refusal(need_bytes=1 << 30, available_bytes=1 << 30) is None
-    line = memory_refusal(need_bytes=3 << 30, available_bytes=1 << 30)
-    assert line is not None and "3.00 GiB" in line and "1.00 GiB" in line and "--max-total-tokens" in line
 
 
 BAD_PAIR = {

@@ -108,7 +108,7 @@ def test_fetch_when_full_and_window_pages_are_held_then_both_arrive_layer_by_lay
     for number in (2, 3):
         assert reader.window.pages(number + 8) == owner.window.pages(number)
     assert copy.bytes_fetched == (3 + 2) * len(PLACES) * 128
-    assert reader.cache.poll() is None and owner.cache.num_quarantined == 0
+    assert reader.cache.poll() is None and owner.full.frame_table.num_quarantined == 0
 
 
 class Asked:

@@ -88,6 +88,8 @@ class Archive:
         parent = self._lineage.parent(worth[0]) if worth else None
         if parent is not None:
             return self._put(worth, None if parent == ROOT else parent)
+        for key in worth:
+            self._admission.give_back(PageKey(key), self._record_bytes)
         self._counters.archive_refused_pages += len(worth)
         return ()
 

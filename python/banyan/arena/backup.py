@@ -7,13 +7,14 @@ in the pool takes no other one's frame.
 
 Invariants
   1. A page that any rank's part of the arena holds, or that is on its way from here, is passed over.
-  2. What is offered is queued until the next poll, and sent then in one copy: to wake the copy thread takes longer than
-     all else. It makes no more than ``max_pages`` be on their way; the rest stays queued. Nothing waits. What has left
-     the pool by then, and what is more than ``MAX_QUEUED_PAGES``, is dropped and counted: what comes, but first what
-     waits in front for an owner without frames. What found no frame goes behind the others, which wait with it: one
-     look walks past all that is held once. Where frames are there for one owner and not for another, only those of the
-     same owner wait with it. The queue is looked at again once a frame is free, with the next offer, and every
-     ``LOOK_AGAIN_S``: nobody tells when a page can be evicted again.
+  2. What is offered is queued until the next poll, and sent then in few copies: to wake the copy thread takes
+     longer than all else. It makes no more than ``max_pages`` be on their way (what leaves the pool is not
+     counted); the rest stays queued. Nothing waits. What has left the pool by then, and what is more than
+     ``MAX_QUEUED_PAGES``, is dropped and counted: what comes, but first what waits in front for an owner without
+     frames. What found no frame goes behind the others, which wait with it: one look walks past all that is held
+     once. Where frames are there for one owner and not for another, only those of the same owner wait with it. The
+     queue is looked at again once a frame is free, with the next offer, and every ``LOOK_AGAIN_S``: nobody tells
+     when a page can be evicted again.
   3. No page takes a frame from those of its own chain that come before it, as far as the chain was offered together.
   4. With write-back what is offered takes free frames only; the rest is dropped, uncounted, for it goes when it leaves.
 
@@ -28,6 +29,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from banyan import faults
 from banyan.arena.backup_copies import BackupCopies, Landed, Sent
 from banyan.arena.residency import Residency
 from banyan.arena.write_back import WriteBack
@@ -42,6 +44,9 @@ MOST_PASSED_OVER = 1024
 
 MOST_WITHOUT_FRAMES = 16
 """Owners that one look tries in vain: each may walk the whole arena for a page that can go."""
+
+COPIES = 4
+"""Of what may be on its way at once: the pool gets the pages of each back when it has ended."""
 
 LOOK_AGAIN_S = 1.0
 """A look takes two lookups for each chain that waits: not in every step."""
@@ -81,7 +86,12 @@ class Backup:
         self._counters = counters
         self._clock = clock
         self._copies = BackupCopies(
-            residency=residency, peers=peers, pool_slot=pool_slot, arena_slots=arena_slots, counters=counters
+            residency=residency,
+            peers=peers,
+            pool_slot=pool_slot,
+            arena_slots=arena_slots,
+            pages_a_copy=max(1, max_pages // COPIES),
+            counters=counters,
         )
         self.write_back = WriteBack(residency, self._copies, counters)
         self._queue: deque[_Queued] = deque()
@@ -142,14 +152,14 @@ class Backup:
     def _try(self, send: Callable[[], None]) -> None:
         try:
             send()
-        except BaseException:
-            # Nothing has been begun; whatever it is, what keeps it to itself would run out of frames.
+        except BaseException as error:  # noqa: BLE001 - whatever it is, what has landed and what is read goes on
+            # What has not begun is let go: who kept it to himself would run out of frames.
             self._counters.backups_failed += 1
             self._copies.let_go()
-            raise
+            faults.note("backup.send", error)
 
     def _send_queued(self) -> None:
-        """What is queued, the oldest first, as far as there is room, in one copy."""
+        """What is queued, the oldest first, as far as there is room."""
         self._lease_queued()
         self._copies.send()
 

@@ -43,7 +43,8 @@ class Landed(msgspec.Struct, frozen=True):
 
 
 class BackupCopies:
-    """``pool_slot``, ``arena_slots``: of this rank's pool and of all parts of the arena, in the rank table."""
+    """``pool_slot``, ``arena_slots``: of this rank's pool and of all parts of the arena, in the rank table.
+    ``pages_a_copy``: at most, unless one chain has more."""
 
     def __init__(
         self,
@@ -52,12 +53,14 @@ class BackupCopies:
         peers: Peers,
         pool_slot: int,
         arena_slots: Sequence[int],
+        pages_a_copy: int,
         counters: Counters,
     ) -> None:
         self._residency = residency
         self._peers = peers
         self._pool_slots = [pool_slot]
         self._arena_slots = list(arena_slots)
+        self._pages_a_copy = pages_a_copy
         self._counters = counters
         self._moving: deque[_Moving] = deque()
         self._on_their_way: set[str] = set()
@@ -78,7 +81,7 @@ class BackupCopies:
         return self._peers.lookup(keys, self._pool_slots)
 
     def num_present(self, keys: Sequence[str]) -> int:
-        """Leading pages that need no copy. A chain has no holes: a page is never evicted before its children."""
+        """Leading pages that need no copy. What lies behind a page that is missing is copied once more."""
         return self._and_coming(keys, self._num_in_arena(keys))
 
     def touch_present(self, keys: Sequence[str]) -> int:
@@ -118,12 +121,20 @@ class BackupCopies:
         return True
 
     def send(self) -> None:
-        """Start to copy what is leased, in one copy."""
-        if self._leased:
-            chains = [chain for _, chain in self._leased]
-            loads = [(lease, array("q", chain.frames)) for lease, chain in self._leased]
-            self._moving.append(_Moving(chains, self._peers.start_copy(loads)))
-            self._leased = []
+        """Start to copy what is leased. Who waits for the pool's pages gets those of each copy when it has ended."""
+        while self._leased:
+            sent = self._leased[: self._num_chains_a_copy()]
+            loads = [(lease, array("q", chain.frames)) for lease, chain in sent]
+            self._moving.append(_Moving([chain for _, chain in sent], self._peers.start_copy(loads)))
+            del self._leased[: len(sent)]
+
+    def _num_chains_a_copy(self) -> int:
+        num_pages = 0
+        for number, (_, chain) in enumerate(self._leased):
+            num_pages += len(chain.keys)
+            if num_pages > self._pages_a_copy:
+                return max(1, number)
+        return len(self._leased)
 
     def let_go(self) -> None:
         """Of what is leased and not sent: nobody will."""

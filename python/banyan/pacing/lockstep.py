@@ -44,8 +44,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LOAD_PATIENCE_S = 0.03
-"""A copy of ``MOST_MOVED_BYTES`` takes a third of it. A rank that steps alone waits no longer: it may hold leases for
-copies that have not begun, which do not go on by themselves, so there a circle is possible."""
+"""A copy of ``MOST_MOVED_BYTES`` takes a third of it. A rank that steps alone waits no longer for readers: it may
+hold leases for copies that have not begun, which do not go on by themselves, so there a circle is possible."""
 
 READER_PATIENCE_S = 60.0
 """A copy takes milliseconds, but it may be queued behind a long forward of its reader. A reader that holds a page for

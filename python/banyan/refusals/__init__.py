@@ -320,17 +320,6 @@ def layout_refusal(*, asked: str, resolved: str) -> str:
     return f"the flags say {asked}, SGLang made {resolved} of them: name the sizes yourself, or use --banyan-share off"
 
 
-def memory_refusal(*, need_bytes: int, available_bytes: int) -> str | None:
-    """The line for a pool that does not fit into memory, or None when it fits."""
-    if need_bytes <= available_bytes:
-        return None
-    gib = 1 << 30
-    return (
-        f"the KV pool of this rank needs {need_bytes / gib:.2f} GiB of shared memory and "
-        f"{available_bytes / gib:.2f} GiB are free: lower --max-total-tokens or --dp-size"
-    )
-
-
 def arena_refusal(*, need_bytes: int, frame_bytes: int, available_bytes: int) -> str | None:
     """The line for a host arena that holds no page or does not fit into memory, or None when it is well."""
     gib = 1 << 30

@@ -80,7 +80,11 @@ def features_refusal(*, off: str) -> str:
 
 def pool_memory_refusal(*, need_bytes: int, error: object) -> str:
     """The line for a pool for which the system gives no shared memory."""
-    return f"no shared memory of {need_bytes} bytes for the KV pool ({error}): lower --max-total-tokens"
+    gib = 1 << 30
+    return (
+        f"no shared memory of {need_bytes / gib:.2f} GiB for the KV pool of this rank ({error}): lower "
+        "--max-total-tokens or --dp-size"
+    )
 
 
 def arena_memory_refusal(*, need_bytes: int, error: object) -> str:

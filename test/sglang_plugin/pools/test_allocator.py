@@ -85,7 +85,7 @@ def test_free_when_its_keys_go_to_other_pages_within_a_group_then_peers_find_tho
 
 def test_idle_rank_when_a_reader_has_let_go_then_the_next_step_takes_its_page_back(node):
     """Also where no allocation is short, and none may come: it was held, and counted as held, until one came."""
-    pages, cache, peers, *_ = node
+    pages, cache, peers, _, (own, _) = node
     access = HostAccess(pool=None, page_tokens=PAGE_TOKENS, rank_table=None, member_slots=None)
     access.guard(pages, cache)
     slots = pages.alloc(PAGE_TOKENS)
@@ -93,21 +93,21 @@ def test_idle_rank_when_a_reader_has_let_go_then_the_next_step_takes_its_page_ba
     lease = peers.lease(peers.lookup(keys(1)), keys(1))
     pages.free(slots)
     access.poll()
-    assert (cache.num_quarantined, pages._num_held) == (1, 1)
+    assert (own.frame_table.num_quarantined, pages._num_held) == (1, 1)
     lease.release()
     access.poll()
-    assert (cache.num_quarantined, pages._num_held) == (0, 0)
+    assert (own.frame_table.num_quarantined, pages._num_held) == (0, 0)
     assert pages.get_all_free_pages().unique().numel() == NUM_FRAMES - 1
 
 
 def test_pages_when_all_were_withdrawn_under_a_reader_then_only_what_sglang_freed_is_handed_out_again(node):
     """A flush that was refused withdraws pages that SGLang keeps: they leave the frame table's quarantine too."""
-    pages, cache, peers, *_ = node
+    pages, cache, peers, _, (own, _) = node
     slots = pages.alloc(3 * PAGE_TOKENS)
     cache.publish(frames(*page_ids(slots)), keys(1, 2, 3))
     lease = peers.lease(peers.lookup(keys(1, 2, 3)), keys(1, 2, 3))
     cache.reset()
-    assert cache.num_quarantined == 3
+    assert own.frame_table.num_quarantined == 3
     pages.free(slots[:PAGE_TOKENS])
     lease.release()
     pages.poll()
@@ -223,6 +223,42 @@ def test_load_when_pages_are_on_their_way_down_then_it_waits_for_them_and_not_fo
     began_s = time.monotonic()
     assert pages.alloc(PAGE_TOKENS) is None and time.monotonic() < began_s + quarantine.CIRCLE_S
     read.release()
+
+
+def test_load_when_copies_down_end_one_after_the_other_then_it_waits_for_all_of_them(node, monkeypatch):
+    """Together they take longer than one that does not end is waited for."""
+    pages, cache, peers, *_ = node
+    monkeypatch.setattr(module, "LOAD_PATIENCE_S", 0.0)
+    monkeypatch.setattr(module, "OLD_S", 0.2)
+    slots = pages.alloc((NUM_FRAMES - 1) * PAGE_TOKENS)
+    cache.publish(frames(4, 5, 6), keys(1, 2, 3))
+    leases = [peers.lease(peers.lookup(key), key) for key in (keys(1), keys(2), keys(3))]
+    pages.free(slots[3 * PAGE_TOKENS : 6 * PAGE_TOKENS])
+    pages.is_copying_down = lambda: bool(leases)
+    for number in range(1, 4):
+        threading.Timer(0.12 * number, lambda: leases.pop().release()).start()
+    assert sorted(page_ids(pages.alloc(3 * PAGE_TOKENS))) == [4, 5, 6]
+
+
+def test_pages_when_many_are_freed_one_by_one_while_they_are_read_then_each_costs_the_same():
+    """As leaves are, where each goes down: what is held already is not gone through again."""
+
+    class Held:
+        def retire(self, frames):
+            return b""
+
+        def drain(self):
+            return b""
+
+    class Slots(quarantine.Quarantine):
+        device = "cpu"
+
+    slots = Slots()
+    slots.attach(Held())
+    kept = slots._quarantine
+    for frame in range(100):
+        slots._withdraw(frames(frame), torch.tensor([frame]))
+    assert slots._quarantine is kept and len(kept) == 100
 
 
 def test_load_when_a_copy_down_does_not_end_then_it_is_given_up(node, monkeypatch):

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared pools against upstream's: same shapes, strides and page places; other memory."""
 
+import errno
+from types import SimpleNamespace
+
 import pytest
 import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
@@ -52,7 +55,10 @@ def test_mla_pool_when_a_page_is_written_then_its_bytes_lie_where_the_geometry_s
 
 
 def test_mha_pool_when_memory_is_short_then_it_is_refused_with_the_flag(monkeypatch, capsys):
-    monkeypatch.setattr(module.psutil, "virtual_memory", lambda: type("M", (), {"available": 1000})())
+    def create(num_bytes, label):
+        raise OSError(errno.ENOMEM, f"{label}: 1000 bytes are available")
+
+    monkeypatch.setattr(module._native, "SharedBytes", SimpleNamespace(create=create))
     with pytest.raises((SystemExit, Refused)):
         SharedMHAPool(**MHA, dtype=torch.bfloat16)
     assert "--max-total-tokens" in capsys.readouterr().err

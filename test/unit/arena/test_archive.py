@@ -18,6 +18,34 @@ from banyan.telemetry import Counters
 RECORD_BYTES = 100
 
 
+def archive_of(store, lineage, held):
+    """With a budget of one page."""
+    return Archive(
+        store=store,
+        residency=SimpleNamespace(frame=lambda key: 3, hold=held.extend, unhold=lambda frames: held.remove(*frames)),
+        lineage=lineage,
+        owners=Owners(),
+        admission=WriteAdmission(Admission.SECOND_ACCESS, budget=Allowance(per_s=1e-5, burst=RECORD_BYTES, now_s=0.0)),
+        memory=None,
+        frame_bytes=RECORD_BYTES,
+        record_bytes=RECORD_BYTES,
+        counters=Counters(),
+        clock=lambda: 0,
+    )
+
+
+def test_page_when_nobody_knows_the_one_before_it_then_it_costs_nothing_and_is_written_once_somebody_does():
+    put, lineage = [], Lineage()
+    store = SimpleNamespace(put=lambda names, *args: put.append(names) or ["queued"] * len(names))
+    archive = archive_of(store, lineage, [])
+    for _ in range(3):
+        archive.note_access(keys(1), 0)
+    assert not put and archive._counters.archive_refused_pages == 2
+    lineage.learn(keys(1))
+    archive.note_access(keys(1), 0)
+    assert put == [keys(1)] and archive._counters.archive_over_budget_pages == 0
+
+
 @pytest.mark.parametrize(
     ("answer", "outcome", "num_put"),
     [
@@ -38,18 +66,7 @@ def test_page_when_its_write_failed_or_was_none_then_it_has_its_bytes_again_and_
     )
     lineage = Lineage()
     lineage.learn(keys(1))
-    archive = Archive(
-        store=store,
-        residency=SimpleNamespace(frame=lambda key: 3, hold=held.extend, unhold=lambda frames: held.remove(*frames)),
-        lineage=lineage,
-        owners=Owners(),
-        admission=WriteAdmission(Admission.SECOND_ACCESS, budget=Allowance(per_s=1e-5, burst=RECORD_BYTES, now_s=0.0)),
-        memory=None,
-        frame_bytes=RECORD_BYTES,
-        record_bytes=RECORD_BYTES,
-        counters=Counters(),
-        clock=lambda: 0,
-    )
+    archive = archive_of(store, lineage, held)
     archive.note_access(keys(1), 0)
     seen = []
     for _ in range(3):

@@ -21,7 +21,7 @@ PLUGIN = Path(__file__).parents[3] / "python" / "banyan" / "sglang_plugin"
         (start.features_refusal(off=""), "none in this one", "on all nodes"),
         (start.shard_refusal(OSError("EMFILE")), "OSError: EMFILE", "--banyan-share off"),
         (start.pool_layout_refusal(), "KV pool", "--banyan-share off"),
-        (start.pool_memory_refusal(need_bytes=7, error="ENOMEM"), "7 bytes", "--max-total-tokens"),
+        (start.pool_memory_refusal(need_bytes=3 << 30, error="ENOMEM"), "3.00 GiB", "--max-total-tokens"),
         (start.undecided_refusal(ValueError("not published")), "ValueError: not published", "--banyan-share off"),
         (start.arena_memory_refusal(need_bytes=7, error="ENOMEM"), "7 bytes", "--banyan-host-gb"),
         (start.http_worker_refusal("core is off"), "core is off", "--tokenizer-worker-num 1"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
 
     _needed_tokens = 0
 
-    _told_held: Mapping[int, float] | None = None
+    _told_held: frozenset[int] = frozenset()
     """What peers held when that was said last."""
 
     is_copying_down: Callable[[], bool] = staticmethod(lambda: False)
@@ -88,17 +88,20 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
     def _wait_for_what_comes(self, num_tokens: int) -> None:
         """Longer than for readers: the forward in flight, behind which numbers of freed pages come to the host, and
         copies down wait for nobody."""
-        began_s = time.monotonic()
+        began_s, came_s = time.monotonic(), 0.0
         while not QuarantiningAllocator._are_free(self, num_tokens):
             has_unread = self._num_held > len(self._quarantine)
             if not has_unread and not self.is_copying_down():
                 break
-            if not self._take_drained():
-                # A copy that was broken off may never end: what has been held for so long is no reason to wait.
-                since_s = began_s if has_unread else min(began_s, max(self._quarantine.values(), default=0.0))
-                if time.monotonic() > since_s + OLD_S:
-                    break
-                time.sleep(POLL_S)
+            if self._take_drained():
+                # Copies go piece by piece: the next ones are behind this one.
+                came_s = came_s if has_unread else time.monotonic()
+                continue
+            # A copy that was broken off may never end: what has been held for so long is no reason to wait.
+            held_s = began_s if has_unread else min(began_s, max(self._quarantine.values(), default=0.0))
+            if time.monotonic() > min(max(held_s, came_s) + OLD_S, began_s + CIRCLE_S):
+                break
+            time.sleep(POLL_S)
         self.wait_us += round((time.monotonic() - began_s) * 1e6)
 
     def alloc_extend(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
@@ -147,12 +150,13 @@ class QuarantiningAllocator(Quarantine, PagedTokenToKVPoolAllocator):
         held_s = time.monotonic() - max(self._quarantine.values(), default=0.0)
         if self._when_readers_let_go(lambda: self._are_free(num_tokens) or None, patience_s - held_s):
             return True
-        if self._told_held != self._quarantine:
-            self._told_held = self._quarantine
+        held = frozenset(self._quarantine)
+        if held != self._told_held:
+            self._told_held = held
             logger.warning(
                 "banyan: the pool is short and peers have held %d page(s) for over %g s: SGLang takes requests back "
                 "(is a rank stopped?)",
-                len(self._quarantine),
+                len(held),
                 patience_s,
             )
         return False

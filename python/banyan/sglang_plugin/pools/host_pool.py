@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-import psutil
 import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
 from banyan import _native
 from banyan.layout import PageLayout, PoolGeometry
-from banyan.refusals import memory_refusal, pool_refusal
+from banyan.refusals import pool_refusal
 from banyan.refusals.start import pool_memory_refusal
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.pages import page_of_heads, page_of_latents
@@ -38,9 +37,6 @@ def laid_behind(memory: _native.SharedBytes) -> Iterator[None]:
 
 def allocated(make: Callable[[int, str], _native.SharedBytes], need_bytes: int, label: str) -> _native.SharedBytes:
     """Memory as ``make`` takes it. Refuses where there is none."""
-    line = memory_refusal(need_bytes=need_bytes, available_bytes=psutil.virtual_memory().available)
-    if line is not None:
-        runtime.refuse(line)
     try:
         return make(need_bytes, label)
     except OSError as error:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -73,7 +72,7 @@ class Quarantine:
     """What the tree calls what is in this pool, where it is to evict."""
 
     _cache: OwnPages | None = None  # set by the linker; upstream's constructor already calls clear()
-    _quarantine: Mapping[int, float] = MappingProxyType({})
+    _quarantine: dict[int, float]
     """Page -> since when, in seconds of ``time.monotonic``."""
     _not_withdrawn = NO_PAGES
     """Of the pages in quarantine, those that the frame table failed to withdraw."""
@@ -83,6 +82,11 @@ class Quarantine:
     let_peers_go: Callable[[], int] = staticmethod(lambda: 0)
     """Gives up what this rank was promised and has not begun to copy; how many fetches. Readers may be waiting for the
     pages of peers that it holds, as it waits for them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # First: upstream's constructor asks what is free.
+        self._quarantine = {}
+        super().__init__(*args, **kwargs)
 
     def attach(self, cache: OwnPages) -> None:
         """From now on freed pages are withdrawn from ``cache`` before reuse."""
@@ -123,7 +127,7 @@ class Quarantine:
         if len(reusable) == len(frames):
             return page_ids
         held = set(frames.tolist()).difference(reusable.tolist())
-        self._quarantine = {**self._quarantine, **dict.fromkeys(held, time.monotonic())}
+        self._quarantine.update(dict.fromkeys(held, time.monotonic()))
         return self._page_ids(reusable)
 
     def _retire(self, frames: NDArray[np.int64]) -> bytes:
@@ -236,8 +240,8 @@ class Quarantine:
         frames = np.array(freed, dtype=np.int64)
         if not self._put_back_or_hold(frames, lambda: self._page_ids(frames)):
             return False
-        gone = set(freed)
-        self._quarantine = {page: since_s for page, since_s in self._quarantine.items() if page not in gone}
+        for page in freed:
+            del self._quarantine[page]
         return True
 
     def _put_back_or_hold(self, frames: NDArray[np.int64], free: Callable[[], torch.Tensor]) -> bool:
@@ -247,7 +251,7 @@ class Quarantine:
             self._put_back(free())
         except BaseException as error:  # noqa: BLE001 - whatever it is, SGLang has freed these pages
             faults.note("allocator.put_back", error, stops=True)
-            self._quarantine = {**dict.fromkeys(frames.tolist(), time.monotonic()), **self._quarantine}
+            self._quarantine = dict.fromkeys(frames.tolist(), time.monotonic()) | self._quarantine
             self._not_withdrawn = np.union1d(self._not_withdrawn, frames)
             return False
         return True
