@@ -84,6 +84,19 @@ PAGES = Shape(
 """For tests of what is kept where: pages as large as those of SmolLM2-135M, which take a fraction of its time."""
 LONG = Shape("long", "llama", {"num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 131_072})
 """For measurements: a context as large models have, and steps of milliseconds."""
+EIGHT_B = Shape(
+    "eight-b",
+    "llama",
+    {
+        "hidden_size": 256,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 16_384,
+    },
+)
+"""Layers and pages as those of Llama 3 8B (128 KiB a token in bfloat16), with a hundredth of its weights."""
 MOE = Shape(
     "moe",
     "qwen3_moe",
