@@ -193,7 +193,8 @@ def _explain(args: argparse.Namespace) -> int:
         elif is_of_pages:
             print("\n".join(map(explain.drop_sentence, found)) or "no rank has dropped a page to make room")
         else:
-            print("\n".join(line for one in found for line in explain.sentences(one)))
+            lines = [line for one in found for line in explain.sentences(one)]
+            print("\n".join(lines) or "no rank remembers a request that it looked pages up for")
     except (EngineError, OSError) as error:
         print(f"banyan explain: {error}", file=sys.stderr)
         return 1

@@ -71,7 +71,8 @@ def picture(told: Mapping[str, Any]) -> RenderableType:
 def _title(told: Mapping[str, Any]) -> Text:
     at = time.strftime("%H:%M:%S", time.localtime(told["taken_s"]))
     span = "since the start" if told["is_since_start"] else "since the last look"
-    return Text.assemble(("banyan top", "bold"), f"  {told['url']}  {told['model']}  {at}  rates {span}")
+    shards = f"  first of {told['num_shards']} shards of each rank" if told["num_shards"] > 1 else ""
+    return Text.assemble(("banyan top", "bold"), f"  {told['url']}  {told['model']}  {at}  rates {span}{shards}")
 
 
 def _hits(told: Mapping[str, Any]) -> Text:
@@ -168,7 +169,8 @@ def _alerts(told: Mapping[str, Any]) -> list[Text]:
     lines = []
     for alert in told["alerts"]:
         style = "bold red" if alert["severity"] == "critical" else "yellow"
-        said = f" (rank {', '.join(map(str, alert['ranks']))}): {alert['summary']}. {alert['advice']}"
+        since = " (counted since the start)" if told["alerts_are_since_start"] else ""
+        said = f" (rank {', '.join(map(str, alert['ranks']))}): {alert['summary']}{since}. {alert['advice']}"
         lines.append(Text.assemble((f"{alert['severity']:9} {alert['name']}", style), said))
     return lines
 

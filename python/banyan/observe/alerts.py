@@ -33,7 +33,9 @@ class Grown:
         return rates.grown(rank, self.counter) > 0
 
     def promql(self) -> str:
-        return f"increase({_shown(self.counter)}[{WINDOW}]) > 0"
+        shown = _shown(self.counter)
+        # What happened before the first look at it, while the server started, is no increase.
+        return f"increase({shown}[{WINDOW}]) > 0 or ({shown} > 0 unless {shown} offset {WINDOW})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +110,8 @@ RULES = (
         "BanyanRankGone",
         CRITICAL,
         Above("num_ranks", 1, of="num_live_ranks"),
-        "a rank of this server is not there",
-        "SGLang ends the whole server when a rank dies, and this one goes on: look at its log, and restart it.",
+        "a rank of this server is not there, or shares nothing",
+        "SGLang ends the whole server when a rank dies. Where this one goes on, its log says why: restart it.",
         held="1m",
     ),
     Rule(

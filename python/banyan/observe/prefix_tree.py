@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from banyan.observe.reading import Reading, SeenPrompt
 
@@ -83,7 +84,9 @@ def _branch(group: list[SeenPrompt], start: int, num_levels: int) -> Branch:
         num_prompts=len(group),
         num_turns=sum(prompt.num_turns for prompt in group),
         last_seen_s=max(prompt.seen_s for prompt in group),
-        pools=[_within(max(held), start, end) for held in zip(*(prompt.pools for prompt in group), strict=False)],
+        pools=[
+            _within(max(held), start, end) for held in zip_longest(*(prompt.pools for prompt in group), fillvalue=0)
+        ],
         arena=_within(max(prompt.arena for prompt in group), start, end),
         rids=[prompt.rid for prompt in group if prompt.num_tokens == end],
     )

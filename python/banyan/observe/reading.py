@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from banyan.core import MAX_RANKS
 from banyan.decoding import printable
-from banyan.observe.request_history import can_be_said
+from banyan.observe.request_history import as_told
 from banyan.planner.planner import MAX_DECISIONS
 from banyan.telemetry import DESCRIPTIONS, gauges_of, rid_pseudonym
 from banyan.telemetry.changing_lines import MOST_SHOWN
@@ -82,6 +82,7 @@ class RankReading:
 
     Attributes:
         node: of the server's, the one that it is on.
+        num_shards: what the first one tells of places (the stores, the arena) is its part only.
         values: its counters and gauges, by their names in ``/metrics``.
         num_running, num_waiting, num_used_tokens: its load; None where the server does not tell.
         prompts, plans: its last prompts and who holds them; its last decisions, as far as they can be said.
@@ -94,6 +95,7 @@ class RankReading:
     page_tokens: int
     values: Mapping[str, float]
     node: int = 0
+    num_shards: int = 1
     num_running: int | None = None
     num_waiting: int | None = None
     num_used_tokens: int | None = None
@@ -167,7 +169,7 @@ class Reading:
 def _rank(number: int, state: Mapping[str, Any], load: Mapping[str, Any] | None) -> RankReading:
     # Under `forwards` the planner tells its last ones, one by one.
     counted = {name: state[name] for name in DESCRIPTIONS if isinstance(state.get(name), int | float)}
-    told = {} if load is None else load
+    told, layout = {} if load is None else load, state.get("layout", {})
     rid_nonce, plans = str(state["rid_nonce"]), state.get("plans") or ()
     # One of which no pseudonym can be made would fail only when somebody asks for a request.
     rid_pseudonym(rid_nonce, "")
@@ -176,12 +178,13 @@ def _rank(number: int, state: Mapping[str, Any], load: Mapping[str, Any] | None)
         up_s=_finite(state.get("up_s", 0.0)),
         page_tokens=int(state["page_tokens"]),
         values={name: _finite(value) for name, value in (counted | gauges_of(state)).items()},
-        node=int(state.get("layout", {}).get("node", 0)),
+        node=int(layout.get("node", 0)),
+        num_shards=int(layout.get("attn_cp", 1)) * int(layout.get("attn_tp", 1)),
         num_running=_number(told.get("num_running_reqs")),
         num_waiting=_number(told.get("num_waiting_reqs")),
         num_used_tokens=_number(told.get("num_used_tokens")),
         prompts=tuple(map(SeenPrompt.of, _at_most(MAX_PROMPTS, state.get("prompts") or ()))),
-        plans=tuple({"dp_rank": number, **plan} for plan in _at_most(MAX_DECISIONS, plans) if can_be_said(plan)),
+        plans=tuple({"dp_rank": number, **plan} for plan in map(as_told, _at_most(MAX_DECISIONS, plans)) if plan),
         changing_lines=tuple(map(ChangingLine.of, _at_most(MOST_SHOWN, state.get("changing_lines") or ()))),
         rid_nonce=rid_nonce,
     )

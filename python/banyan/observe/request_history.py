@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from banyan.core import MAX_RID_CHARS, SourceKind
 from banyan.decoding import printable
 from banyan.telemetry import Why, rid_pseudonym
@@ -21,6 +23,30 @@ WHY = {
 }
 
 
+class ToldPlan(msgspec.Struct, kw_only=True):
+    """A decision as this release's ranks tell it (``banyan.planner.planner``)."""
+
+    rid: str
+    prompt_tokens: int
+    own_tokens: int
+    dp_origin_kv_len: int
+    dp_max_kv_len: int
+    dp_max_kv_rank: int
+    page_tokens: int
+    found: list[list[str | int]]
+    moved_pages: int
+    reason: str
+    outcome: str
+    computed: dict[str, int]
+    steps: list[list[str | float]]
+    expected_us: int | None
+    expected_move_us: int | None
+    expected_compute_us: int | None
+    error_us: int | None
+    recompute_us: int | None
+    planned_s: float = 0.0
+
+
 def decisions_of(rid: str, nonce: str, plans: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The decisions of a rank about the request ``rid``, under that name: the rank tells its pseudonym, which may be
     asked for as well."""
@@ -28,13 +54,15 @@ def decisions_of(rid: str, nonce: str, plans: Iterable[Mapping[str, Any]]) -> li
     return [{**plan, "rid": rid} for plan in plans if plan["rid"] in names]
 
 
-def can_be_said(plan: Any) -> bool:
-    """Whether it is a decision as this release's ranks tell them: those of another one may have other fields."""
+def as_told(plan: Any) -> dict[str, Any] | None:
+    """A decision's fields that this release knows; None where it cannot be said: ranks of another one may have others,
+    and a hostile server any."""
     try:
-        sentences({"dp_rank": 0, **plan})
-    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
-        return False
-    return isinstance(plan["rid"], str) and isinstance(plan.get("planned_s", 0.0), int | float)
+        told = msgspec.structs.asdict(msgspec.convert(plan, ToldPlan))
+        sentences({"dp_rank": 0, **told})
+    except (msgspec.ValidationError, KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
+        return None
+    return told
 
 
 def sentences(plan: Mapping[str, Any]) -> list[str]:

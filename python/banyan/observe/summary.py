@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from banyan.observe.alerts import alerts
-from banyan.observe.rates import WEAR_S, Rates
+from banyan.observe.rates import ALERT_S, WEAR_S, Rates
 from banyan.observe.reading import HIT_SOURCES, RankReading, Reading
 from banyan.telemetry import WINDOW_MINUTES
 
@@ -37,6 +37,7 @@ def summary(rates: Rates) -> dict[str, Any]:
     return {
         "url": now.url,
         "model": now.model,
+        "num_shards": max((rank.num_shards for rank in now.ranks), default=1),
         "version": now.version,
         "taken_s": round(now.taken_s, 3),
         "is_since_start": rates.is_since_start,
@@ -59,6 +60,8 @@ def summary(rates: Rates) -> dict[str, Any]:
             }
             for rule, ranks in alerts(rates)
         ],
+        # While nobody has looked for as long as alerts are judged over.
+        "alerts_are_since_start": rates.over(ALERT_S).is_since_start,
     }
 
 

@@ -99,7 +99,7 @@ class Watched:
     def _recent(reading: Reading) -> list[Mapping[str, Any]]:
         """The last decisions of all ranks, the latest first."""
         plans = [plan for rank in reading.ranks for plan in rank.plans]
-        plans.sort(key=lambda plan: plan.get("planned_s", 0.0), reverse=True)
+        plans.sort(key=lambda plan: plan["planned_s"], reverse=True)
         return plans[:NUM_RECENT]
 
 

@@ -29,7 +29,7 @@ class _Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """How many leading marks of a prompt each rank's pool holds, and the arena."""
+    """How many leading marks of a prompt each rank's pool holds, as far as this node knows, and the arena."""
 
     pools: Sequence[int]
     arena: int

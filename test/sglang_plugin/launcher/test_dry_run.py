@@ -43,6 +43,15 @@ def test_dry_run_when_banyan_is_not_turned_on_then_it_is_and_that_is_said(
     assert said["settled"]["page size"] == 16 and said["is_asked"] is is_asked
 
 
+@pytest.mark.parametrize("where", ["line", "file"])
+def test_dry_run_when_its_flags_are_there_without_the_switch_then_refused_as_at_the_start(where, model, tmp_path):
+    file = tmp_path / "server.yaml"
+    file.write_text("banyan-host-gb: 8\n" if where == "file" else "dp: 2\n")
+    words = ["--banyan-host-gb", "8"] if where == "line" else []
+    (line,) = examine(["--config", str(file), "--device", "cpu", *model, *words])["refused"]
+    assert "--banyan-host-gb" in line and "--enable-banyan" in line
+
+
 def test_dry_run_when_the_environment_turns_banyan_on_then_its_flags_count(model, monkeypatch):
     monkeypatch.setenv(config.FLAGS_VARIABLE, "--enable-banyan --banyan-share off")
     assert examine(["--device", "cpu", *model])["settled"]["sharing"] == "off"

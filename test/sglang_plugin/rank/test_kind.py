@@ -94,9 +94,9 @@ def test_rank_when_the_drive_does_not_take_a_flush_in_time_then_it_goes_on_and_s
 
 def test_figures_when_others_read_from_the_drive_of_the_store_then_what_they_met_is_counted_with_it(ranks):
     full = ranks[0].kinds.full
-    before = full.figures()["store"]
+    before = full.store_figures()["store"]
     full._sources.append(Mock(store_troubles=lambda: {"checksum_failures": 3}, state=dict))
-    assert full.figures()["store"] == before | {"checksum_failures": before["checksum_failures"] + 3}
+    assert full.store_figures()["store"] == before | {"checksum_failures": before["checksum_failures"] + 3}
     full._sources.pop()
 
 

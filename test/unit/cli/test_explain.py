@@ -134,6 +134,12 @@ def test_explain_when_a_rank_of_another_release_tells_it_otherwise_then_one_line
     assert out == "" and "another release" in err and err.count("\n") == 1
 
 
+def test_explain_when_nothing_was_looked_up_then_it_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(FakeEngine, "ranks", lambda self: {0: {"plans": []}})
+    assert cli.main(["explain", "all"]) == 0
+    assert "no rank remembers a request" in capsys.readouterr().out
+
+
 def test_explain_when_nothing_was_dropped_then_it_says_so(monkeypatch, capsys):
     monkeypatch.setattr(FakeEngine, "ranks", lambda self: {0: {"dropped": []}})
     assert cli.main(["explain", "dropped"]) == 0

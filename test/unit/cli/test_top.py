@@ -44,6 +44,15 @@ def test_top_once_when_the_server_shares_then_ranks_hits_store_and_alerts_are_th
     assert "90.0% of the pages held are distinct" in text
 
 
+def test_top_once_when_ranks_have_shards_then_it_is_said_that_the_first_one_tells(capsys, server):
+    for more in server.more:
+        more["layout"] = {"attn_tp": 2, "attn_cp": 2}
+    server.more[1] |= {"fetches_failed": 2}
+    assert cli.main(["top", "--once"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "first of 4 shards of each rank" in told and "(counted since the start)" in told
+
+
 def test_top_once_when_prompts_were_answered_then_what_could_have_been_found_is_there(capsys, server):
     cli.main(["top", "http://a", "--once"])
     text = capsys.readouterr().out

@@ -191,6 +191,8 @@ OTHER_FIELDS = (
     {"expected_us": "soon"},
     {"error_us": 10**400},
     {"planned_s": "today"},
+    {"outcome": ["landed"]},
+    {"found": [[["peer"], 3]]},
 )
 
 

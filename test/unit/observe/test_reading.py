@@ -135,6 +135,16 @@ def test_reading_when_a_rank_tells_more_than_ours_do_then_it_is_not_read_and_it_
         Reading.of(URL, NOW_S, info, None)
 
 
+def test_reading_when_a_decision_has_more_than_ours_do_then_that_is_left_out():
+    """It would go to whoever looks at the page, as large and as deep as a server likes."""
+    info = FakeBanyan(num_ranks=1).info()
+    (plan, *_) = info["internal_states"][0]["banyan"]["plans"]
+    info["internal_states"][0]["banyan"]["plans"] = [{**plan, "more": [[[]]]}]
+    (rank,) = Reading.of(URL, NOW_S, info, None).ranks
+    ((told),) = rank.plans
+    assert told == {"dp_rank": 0, **plan}
+
+
 def test_reading_when_a_server_has_more_ranks_than_any_then_they_are_not_read_and_it_is_said():
     with pytest.raises(ValueError, match="1025 of what there are 1024 at most"):
         Reading.of(URL, NOW_S, {"internal_states": [{"banyan": {"dp_rank": rank}} for rank in range(1025)]}, None)
@@ -158,6 +168,15 @@ def test_tree_when_prompts_share_their_beginning_then_it_is_one_branch_and_says_
     assert [child.num_prompts for child in shared.children] and sum(b.num_prompts for b in shared.children) == 9
     assert shared.pools == [320, 320] and shared.arena == 320
     assert (other.end_tokens, other.pools, other.children) == (480, [480, 0], [])
+
+
+def test_tree_when_ranks_are_on_other_nodes_then_what_each_holds_is_its_own():
+    """A node tells of its own ranks: of those before them nothing."""
+    info = FakeBanyan(num_ranks=2).info()
+    for state, pools in zip(info["internal_states"], ([32, 16], [0, 0, 16, 32]), strict=True):
+        state["banyan"]["prompts"] = [{**told_prompt([16, "a"], [32, "b"]), "pools": pools}]
+    (branch,) = prefix_tree(Reading.of(URL, NOW_S, info, None))
+    assert branch.pools == [32, 16, 16, 32]
 
 
 def test_tree_when_prompts_are_nested_deeper_than_calls_go_then_the_first_levels_are_there():

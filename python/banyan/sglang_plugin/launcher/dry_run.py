@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the launcher would do with a command line, without a server: ``python -m`` this module, then the arguments.
-Banyan is on, whether they turn it on or not.
+Banyan is on, whether they turn it on or not; flags of its own without the one that turns it on are refused, as there.
 
 One line of JSON on stdout. Arguments take the way that they take when a server starts, through the same hooks, up to
 the point where SGLang would start processes; then a tree is built, as a rank would build it. What else ranks find out
@@ -33,15 +33,20 @@ from banyan.sglang_plugin.launcher import tried_tree
 TURNED_ON = "--enable-banyan"
 
 
-def _is_in_file(arguments: Sequence[str]) -> bool:
-    """Whether the file of flags that they name turns Banyan on. What is wrong with it SGLang says."""
+OF_ITS_OWN = "--banyan-"
+"""What the names of its other flags begin with."""
+
+
+def _in_file(arguments: Sequence[str]) -> list[str]:
+    """The flags in the file that they name, but those that it switches off. What is wrong with it SGLang says."""
     # SGLang passes over one that is joined to its file by "=".
     for flag, file in pairwise(arguments):
         if flag == "--config":
             with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
                 flags = yaml.safe_load(Path(file).read_text())
-                return isinstance(flags, dict) and any(flags.get(f"enable{dash}banyan") for dash in "-_")
-    return False
+                given = flags.items() if isinstance(flags, dict) else ()
+                return [f"--{name}".replace("_", "-") for name, value in given if value is not False]
+    return []
 
 
 def examine(arguments: Sequence[str]) -> dict[str, Any]:
@@ -54,9 +59,11 @@ def examine(arguments: Sequence[str]) -> dict[str, Any]:
         words = flags_in_environment()
     except ValueError as error:
         return {**said, "refused": [words_refusal(FLAGS_VARIABLE, error)], "is_asked": True, "notes": []}
-    said["is_asked"] = TURNED_ON in arguments or words is not None or _is_in_file(arguments)
+    named = [*arguments, *_in_file(arguments)]
+    said["is_asked"] = TURNED_ON in named or words is not None
     # The command line has the last word: with the flag on it the environment would not be asked.
-    added = [] if said["is_asked"] else [TURNED_ON]
+    is_to_be_added = not (said["is_asked"] or any(flag.startswith(OF_ITS_OWN) for flag in named))
+    added = [TURNED_ON] if is_to_be_added else []
     logger.addHandler(notes)
     try:
         with contextlib.redirect_stdout(sys.stderr), contextlib.redirect_stderr(printed):

@@ -349,15 +349,17 @@ class Kind:
             "num_live_ranks": sum(member["alive"] for member in members if member["slot"] in pools),
             "peers": [member for member in members if member["slot"] in self.member_slots.peers],
             **(self.tier.state() if self.tier is not None else {}),
-            **(self._store_figures(self.store) if self.store is not None else {}),
         }
         for access in self._sources:
             figures |= access.state()
         return figures
 
-    def _store_figures(self, store: PageStore) -> dict[str, Any]:
+    def store_figures(self) -> dict[str, Any]:
+        """What changes of its store; nothing without one."""
+        if self.store is None:
+            return {}
         per_day = int(self.config.store_write_bytes_per_day * self.pools.share) // self.member_slots.num_parts
-        stats = Counter(store.stats())
+        stats = Counter(self.store.stats())
         for access in self._sources:
             stats.update(access.store_troubles())
         return {"store": dict(stats), "store_write_bytes_per_day": per_day}
@@ -366,6 +368,7 @@ class Kind:
         """This kind's places, for ``/server_info``."""
         return {
             **self.figures(),
+            **self.store_figures(),
             # The dispatcher shows it in /metrics: a rank that stands still shows nothing.
             "num_silent_ranks": self.rank_table.num_silent,
             "dp_rank": self.member_slots.dp_rank,

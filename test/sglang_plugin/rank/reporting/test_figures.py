@@ -6,10 +6,25 @@ from banyan.layout import Layout, MemberSlots
 from banyan.sglang_plugin.rank.reporting import figures as module
 from banyan.sglang_plugin.rank.reporting.figures import RankFigures
 from banyan.sglang_plugin.rank.reporting.residency_report import COUNT_PERIOD_S, ResidencyReport
-from banyan.telemetry import PAGE_BYTES, Copies, NodeReuse, PromptAnswer
+from banyan.telemetry import PAGE_BYTES, Copies, NodeReuse, PromptAnswer, gauges_of
 
 PAGE = 16
 IN_BOTH, IN_ONE = Copies(100, 100, 100.0), Copies(100, 0, 100.0)
+
+
+def test_store_when_a_model_has_pages_of_two_kinds_then_what_is_wrong_with_either_is_told():
+    """Alerts, `banyan top` and the page look at one store of a rank."""
+
+    def kind(**stats):
+        return SimpleNamespace(store_figures=lambda: {"store": stats, "store_write_bytes_per_day": 10})
+
+    figures = RankFigures.__new__(RankFigures)
+    full = kind(checksum_failures=0, written_bytes=5, is_stopped=1)
+    figures._kinds = SimpleNamespace(full=full, beside=(kind(checksum_failures=2, written_bytes=3, is_stopped=1),))
+    assert gauges_of(figures._stores()) == {
+        **{"store_checksum_failures": 2, "store_written_bytes": 8, "store_is_stopped": 1},
+        "store_write_bytes_per_day": 20,
+    }
 
 
 def test_curve_when_pages_lay_in_pool_and_arena_but_for_the_last_moment_then_the_node_had_no_room_for_twice_as_many(
@@ -24,8 +39,8 @@ def test_curve_when_pages_lay_in_pool_and_arena_but_for_the_last_moment_then_the
     held = IN_BOTH
     report._sample = SimpleNamespace(look=lambda holders: held)
     reuse = NodeReuse(PAGE, 200, 7, lambda: now_s)
-    full = SimpleNamespace(residency_report=report, figures=dict, pools=None)
-    kinds = SimpleNamespace(full=full, node_pages=(100, 100))
+    full = SimpleNamespace(residency_report=report, figures=dict, store_figures=dict, pools=None)
+    kinds = SimpleNamespace(full=full, beside=(), node_pages=(100, 100))
     pages = b"".join((number << 1).to_bytes(PAGE_BYTES, "little") for number in range(1, 151))
     parts = SimpleNamespace(
         kinds=kinds,

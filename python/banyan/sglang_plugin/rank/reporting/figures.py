@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,7 @@ class RankFigures:
         copies = report.copies(now_s)
         return {
             **self._kinds.full.figures(),
+            **self._stores(),
             **self._room(),
             "distinct_share": copies.distinct_share,
             "duplicate_share": copies.duplicate_share,
@@ -60,6 +62,7 @@ class RankFigures:
         self._demand.hear()
         return {
             **self._kinds.full.state(),
+            **self._stores(),
             **self._room(),
             **self.counters_now().as_dict(),
             **self._told_history(),
@@ -97,6 +100,19 @@ class RankFigures:
             return lambda times: times * pools * copies.distinct_share
         # What lies in the arena as well takes no room of its own.
         return lambda times: pools * (1.0 - copies.duplicate_share) + times * arena
+
+    def _stores(self) -> dict[str, Any]:
+        """What changes of the stores of all kinds of pages, together: they are looked after as one."""
+        told = [figures for kind in (self._kinds.full, *self._kinds.beside) if (figures := kind.store_figures())]
+        if not told:
+            return {}
+        stats: Counter[str] = Counter()
+        for figures in told:
+            stats.update(figures["store"])
+        if "is_stopped" in stats:
+            stats["is_stopped"] = min(1, stats["is_stopped"])
+        per_day = sum(figures["store_write_bytes_per_day"] for figures in told)
+        return {"store": dict(stats), "store_write_bytes_per_day": per_day}
 
     def _room(self) -> dict[str, int]:
         allocator = self._kinds.full.pools.allocator

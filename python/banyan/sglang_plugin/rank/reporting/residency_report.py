@@ -92,7 +92,9 @@ class ResidencyReport:
         # A prompt's pages may lie in several parts of the arena: together they hold as many as were found in turn.
         arenas = self._arenas(held)
         in_arena = self._view.lookup(keys, arenas).num_pages if arenas else 0
-        return Holding([held[slot] for slot in self._pools], in_arena)
+        # Of ranks on other nodes nobody here knows.
+        elsewhere = [0] * self._member_slots.layout.ranks_here.start
+        return Holding([*elsewhere, *(held[slot] for slot in self._pools)], in_arena)
 
     def _arenas(self, held: Sequence[int]) -> list[int]:
         """The slots of the arena's parts; a rank table without an arena ends before them."""
