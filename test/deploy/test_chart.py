@@ -97,7 +97,7 @@ def test_flag_when_the_chart_says_it_itself_then_it_names_the_value_and_the_way_
         ("image=registry:5000/banyan:0.1-cpu", r"resources.limits: .*nvidia.com/gpu: null"),
         ("image=banyan:cpu.2@sha256:0a", r"resources.limits: .*nvidia.com/gpu: null"),
         ("arguments[0]=--smg-grpc-mode", "--smg-grpc-mode: .* drop it"),
-        ("arguments[0]=--port,arguments[1]=31000", "--port, --host: .*drop them"),
+        ("arguments[0]=--port=31000", "--port, --host: .*drop them"),
         ("arguments[0]=--api-key=k", "--api-key: .*router.enabled=false"),
         ("arguments[0]=--api-key,arguments[1]=k", "--api-key: .*router.enabled=false"),
     ],
