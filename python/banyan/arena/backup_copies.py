@@ -22,6 +22,9 @@ from banyan.arena.residency import Residency
 from banyan.ports import Copy, Lease, Match, Peers
 from banyan.telemetry import Counters
 
+MOST_COPIES = 16
+"""At a time: each takes the scheduler some launches on a GPU."""
+
 
 class Sent(msgspec.Struct, frozen=True):
     """Pages of a chain with the frames that they land in."""
@@ -44,7 +47,7 @@ class Landed(msgspec.Struct, frozen=True):
 
 class BackupCopies:
     """``pool_slot``, ``arena_slots``: of this rank's pool and of all parts of the arena, in the rank table.
-    ``pages_a_copy``: at most, unless one chain has more."""
+    ``pages_a_copy``: at most, where that makes no more than ``MOST_COPIES`` and no chain has more."""
 
     def __init__(
         self,
@@ -122,17 +125,20 @@ class BackupCopies:
 
     def send(self) -> None:
         """Start to copy what is leased. Who waits for the pool's pages gets those of each copy when it has ended."""
+        num_pages = sum(len(chain.keys) for _, chain in self._leased)
+        pages_a_copy = max(self._pages_a_copy, -(-num_pages // MOST_COPIES))
         while self._leased:
-            sent = self._leased[: self._num_chains_a_copy()]
+            sent = self._leased[: self._num_chains(pages_a_copy)]
             loads = [(lease, array("q", chain.frames)) for lease, chain in sent]
             self._moving.append(_Moving([chain for _, chain in sent], self._peers.start_copy(loads)))
             del self._leased[: len(sent)]
 
-    def _num_chains_a_copy(self) -> int:
+    def _num_chains(self, most_pages: int) -> int:
+        """Of what is leased, the first that have so many pages together; one at least."""
         num_pages = 0
         for number, (_, chain) in enumerate(self._leased):
             num_pages += len(chain.keys)
-            if num_pages > self._pages_a_copy:
+            if num_pages > most_pages:
                 return max(1, number)
         return len(self._leased)
 

@@ -169,7 +169,7 @@ def _alerts(told: Mapping[str, Any]) -> list[Text]:
     lines = []
     for alert in told["alerts"]:
         style = "bold red" if alert["severity"] == "critical" else "yellow"
-        since = " (counted since the start)" if told["alerts_are_since_start"] else ""
+        since = " (counted since the start)" if alert["is_since_start"] else ""
         said = f" (rank {', '.join(map(str, alert['ranks']))}): {alert['summary']}{since}. {alert['advice']}"
         lines.append(Text.assemble((f"{alert['severity']:9} {alert['name']}", style), said))
     return lines

@@ -14,6 +14,9 @@ from banyan.observe.reading import RankReading
 from banyan.telemetry import DESCRIPTIONS, SERIES
 
 WINDOW = "5m"
+START_S = 600.0
+"""So long after a rank's start all that it has counted is news."""
+
 PLACED = tuple(name for name in DESCRIPTIONS if name.startswith("placed_") and name != "placed_hot_avoided")
 """Counters of requests that were placed, one for each reason."""
 
@@ -34,8 +37,8 @@ class Grown:
 
     def promql(self) -> str:
         shown = _shown(self.counter)
-        # What happened before the first look at it, while the server started, is no increase.
-        return f"increase({shown}[{WINDOW}]) > 0 or ({shown} > 0 unless {shown} offset {WINDOW})"
+        # What happened while the server started, before the first look at it, is no increase.
+        return f"increase({shown}[{WINDOW}]) > 0 or ({shown} > 0 and {_shown('up_s')} < {START_S:g})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from banyan.observe.alerts import alerts
+from banyan.observe.alerts import Above, alerts
 from banyan.observe.rates import ALERT_S, WEAR_S, Rates
 from banyan.observe.reading import HIT_SOURCES, RankReading, Reading
 from banyan.telemetry import WINDOW_MINUTES
@@ -57,11 +57,11 @@ def summary(rates: Rates) -> dict[str, Any]:
                 "summary": rule.summary,
                 "advice": rule.advice,
                 "ranks": ranks,
+                # Of one that counts, while nobody has looked for as long as alerts are judged over.
+                "is_since_start": not isinstance(rule.condition, Above) and rates.over(ALERT_S).is_since_start,
             }
             for rule, ranks in alerts(rates)
         ],
-        # While nobody has looked for as long as alerts are judged over.
-        "alerts_are_since_start": rates.over(ALERT_S).is_since_start,
     }
 
 

@@ -34,12 +34,16 @@ def _counter(name: str, text: str) -> Metric:
     return Metric(f"{PREFIX}{stem}_total", text, True)
 
 
+def _in_seconds(name: str) -> str:
+    return f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name
+
+
 def _series() -> Iterator[tuple[str, Metric]]:
     for name, text in DESCRIPTIONS.items():
         yield name, _counter(name, text)
     for prefix, (gauges, counters) in SECTIONS.items():
         for name, text in gauges.items():
-            yield prefix + name, Metric(PREFIX + prefix + name, text, False)
+            yield prefix + name, Metric(PREFIX + prefix + _in_seconds(name), text, False)
         for name, text in counters.items():
             yield prefix + name, _counter(prefix + name, text)
 

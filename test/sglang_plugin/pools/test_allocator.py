@@ -235,8 +235,13 @@ def test_load_when_copies_down_end_one_after_the_other_then_it_waits_for_all_of_
     leases = [peers.lease(peers.lookup(key), key) for key in (keys(1), keys(2), keys(3))]
     pages.free(slots[3 * PAGE_TOKENS : 6 * PAGE_TOKENS])
     pages.is_copying_down = lambda: bool(leases)
+
+    def end_one():
+        leases[-1].release()
+        leases.pop()
+
     for number in range(1, 4):
-        threading.Timer(0.12 * number, lambda: leases.pop().release()).start()
+        threading.Timer(0.12 * number, end_one).start()
     assert sorted(page_ids(pages.alloc(3 * PAGE_TOKENS))) == [4, 5, 6]
 
 

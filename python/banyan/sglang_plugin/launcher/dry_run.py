@@ -32,7 +32,6 @@ from banyan.sglang_plugin.launcher import tried_tree
 
 TURNED_ON = "--enable-banyan"
 
-
 OF_ITS_OWN = "--banyan-"
 """What the names of its other flags begin with."""
 
@@ -45,7 +44,7 @@ def _in_file(arguments: Sequence[str]) -> list[str]:
             with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
                 flags = yaml.safe_load(Path(file).read_text())
                 given = flags.items() if isinstance(flags, dict) else ()
-                return [f"--{name}".replace("_", "-") for name, value in given if value is not False]
+                return [f"--{name}".replace("_", "-") for name, value in given if value not in (None, False)]
     return []
 
 

@@ -234,7 +234,7 @@ class Quarantine:
     def _take_drained(self) -> bool:
         drained = np.frombuffer(self._drain(), dtype=np.int64)
         # A frame table that was emptied while a reader stayed gives back what SGLang has not freed: that is its own.
-        freed = [page for page in drained.tolist() if page in self._quarantine]
+        freed = [page for page in dict.fromkeys(drained.tolist()) if page in self._quarantine]
         if not freed:
             return False
         frames = np.array(freed, dtype=np.int64)

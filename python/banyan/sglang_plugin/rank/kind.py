@@ -368,7 +368,6 @@ class Kind:
         """This kind's places, for ``/server_info``."""
         return {
             **self.figures(),
-            **self.store_figures(),
             # The dispatcher shows it in /metrics: a rank that stands still shows nothing.
             "num_silent_ranks": self.rank_table.num_silent,
             "dp_rank": self.member_slots.dp_rank,

@@ -99,6 +99,7 @@ class WindowKind(Kind):
             "num_pool_pages": allocator.num_pages,
             "num_free_pages": allocator.available_size() // allocator.page_size,
             **self.figures(),
+            **self.store_figures(),
         }
 
 

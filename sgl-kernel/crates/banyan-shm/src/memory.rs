@@ -149,7 +149,7 @@ impl SharedMemory {
     /// All bytes zero and backed by memory: what is missing shows here, not as SIGBUS at a store.
     pub fn create(num_bytes: usize, label: &str) -> Result<Self> {
         let memory = Self::reserve(num_bytes, label)?;
-        back(&memory.fd, &memory.mapping, 0..num_bytes, label)?;
+        back_new(&memory.fd, &memory.mapping, 0..num_bytes, label)?;
         Ok(memory)
     }
 
@@ -181,7 +181,7 @@ impl SharedMemory {
         let Some(whole) = len.checked_add(num_bytes).filter(|_| num_bytes > 0) else {
             return invalid!("{label}: {len} bytes cannot be extended by {num_bytes}");
         };
-        check_room(num_bytes, label)?;
+        check_room(num_bytes, available_bytes(), label)?;
         let cannot = |cause| ShmError::os(cannot_reserve(num_bytes, label), cause);
         let fd = self.fd.try_clone().map_err(cannot)?;
         lengthen(&fd, whole, label)?;
@@ -257,13 +257,13 @@ fn resize(fd: &OwnedFd, num_bytes: usize, label: &str) -> Result<()> {
     if num_bytes == 0 || i64::try_from(num_bytes).is_err() {
         return invalid!("{label}: shared memory of {num_bytes} bytes cannot be made");
     }
-    check_room(num_bytes, label)?;
+    check_room(num_bytes, available_bytes(), label)?;
     lengthen(fd, num_bytes, label)
 }
 
 /// An anonymous file has no quota: beyond what is free the kernel would rather kill somebody than refuse.
-fn check_room(num_bytes: usize, label: &str) -> Result<()> {
-    if let Some(available) = available_bytes().filter(|available| *available < num_bytes as u64) {
+fn check_room(num_bytes: usize, available: Option<u64>, label: &str) -> Result<()> {
+    if let Some(available) = available.filter(|available| *available < num_bytes as u64) {
         let cause = io::Error::from_raw_os_error(libc::ENOMEM);
         let doing = cannot_reserve(num_bytes, label);
         return Err(ShmError::os(
@@ -284,8 +284,18 @@ fn lengthen(fd: &OwnedFd, num_bytes: usize, label: &str) -> Result<()> {
 
 /// Bytes that have no memory yet. Several processes may begin at once, each with enough for itself alone.
 fn back_new(fd: &OwnedFd, mapping: &Mapping, part: Range<usize>, label: &str) -> Result<()> {
+    back_while_there_is_room(fd, mapping, part, label, available_bytes)
+}
+
+fn back_while_there_is_room(
+    fd: &OwnedFd,
+    mapping: &Mapping,
+    part: Range<usize>,
+    label: &str,
+    available: impl Fn() -> Option<u64>,
+) -> Result<()> {
     for at in part.clone().step_by(LOOK_AGAIN_BYTES) {
-        check_room(part.end - at, label)?;
+        check_room(part.end - at, available(), label)?;
         back(fd, mapping, at..part.end.min(at + LOOK_AGAIN_BYTES), label)?;
     }
     Ok(())
@@ -370,6 +380,18 @@ fn map_whole(file: &fs::File, access: Access, what: &str) -> Result<Mapping> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_when_others_take_it_meanwhile_then_refused_before_it_is_gone() {
+        let memory = SharedMemory::reserve(4 * LOOK_AGAIN_BYTES, "raced").unwrap();
+        let left = std::cell::Cell::new(4 * LOOK_AGAIN_BYTES as u64);
+        let available = || Some(left.replace(left.get() - 2 * LOOK_AGAIN_BYTES as u64));
+        let whole = 0..memory.len();
+        let refused =
+            back_while_there_is_room(&memory.fd, &memory.mapping, whole, "raced", available)
+                .unwrap_err();
+        assert!(refused.to_string().contains("are available"), "{refused}");
+    }
 
     #[test]
     fn words_when_outside_the_mapping_then_refused() {

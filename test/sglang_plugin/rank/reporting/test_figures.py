@@ -47,7 +47,8 @@ def test_curve_when_pages_lay_in_pool_and_arena_but_for_the_last_moment_then_the
         demand=SimpleNamespace(hear=lambda: None),
         reuse=reuse,
         setup=SimpleNamespace(page_tokens=PAGE, counters=None, carried={"server": "s"}),
-        **dict.fromkeys(("planner", "dropped", "began_s")),
+        **dict.fromkeys(("planner", "dropped")),
+        began_s=0.0,
     )
     rank = RankFigures(parts)
     monkeypatch.setattr(RankFigures, "_room", lambda self: {})

@@ -55,6 +55,7 @@ class RankFigures:
             "distinct_share": copies.distinct_share,
             "duplicate_share": copies.duplicate_share,
             **self._reuse.figures(self._node_pages(report.mean_copies(now_s))),
+            "up_s": self._up_s,
         }
 
     def state(self) -> dict[str, Any]:
@@ -72,9 +73,13 @@ class RankFigures:
                 for name, spent in sorted(runtime.STOPWATCH.by_name().items())
             },
             **self._demand.state(),
-            "up_s": round(time.monotonic() - self._began_s, 1),
+            "up_s": self._up_s,
             "tenants": self._tenants,
         }
+
+    @property
+    def _up_s(self) -> float:
+        return round(time.monotonic() - self._began_s, 1)
 
     def _told_history(self) -> dict[str, Any]:
         """The last prompts, decisions and evictions, and what is counted of pages: as it was a moment ago."""
