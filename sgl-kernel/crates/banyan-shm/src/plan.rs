@@ -5,7 +5,8 @@
 //! Invariants
 //! * Every target frame is below the home capacity and named once. Every source frame is leased until all its layers are fetched, or its
 //!   process has promised the frame to the plan and touches it no more once the frame's layer has arrived.
-//! * A layer is copied only after it is complete in its source.
+//! * A layer is copied only after it is complete in its source, or its reading has failed: then the bytes may be any, and whoever waits for
+//!   the copy asks the reading before he uses them.
 //! * While a layer is awaited that has not arrived, what is leased is fetched ahead and its leases end: owners wait for no drive.
 //! * A source page wanted several times is fetched once; its other targets are copied from the first, after all fetches of the layer.
 
@@ -212,8 +213,9 @@ impl Plan {
             };
             let mut pieces = arrival.offsets.iter().zip(targets).map(piece).peekable();
             while let Some(piece) = pieces.next() {
-                // SAFETY: in bounds (checked above). The layer has arrived, so nobody writes the source any more; the targets are the
-                // caller's to give away, each named once, in another mapping than the source.
+                // SAFETY: in bounds (checked above). The layer has arrived, so nobody writes the source any more; or its reading is late,
+                // and may still be written: all its pages count as failed before that is told, and what is copied here is thrown away.
+                // The targets are the caller's to give away, each named once, in another mapping than the source.
                 unsafe { copy_piece(piece, pieces.peek().copied()) };
                 copied += piece.num_bytes as u64;
             }
