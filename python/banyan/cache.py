@@ -258,7 +258,7 @@ class PrefixCache:
 
     def _runs(self, found: Match | Lease | None, arriving: Sequence[Run]) -> tuple[Run, ...]:
         leased = [] if found is None else [Run(self._member_slots.kind_of(slot), length) for slot, length in found.runs]
-        return (*leased, *arriving)
+        return tuple(joined([*leased, *arriving]))
 
     def forget(self, request: str) -> None:
         """It has ended: nothing that was looked up for it is used again."""

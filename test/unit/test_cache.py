@@ -208,6 +208,17 @@ def test_fetches_when_given_up_and_taken_back_then_the_next_batch_lands(node, ta
     assert node.reader.finish(node.reader.start())
 
 
+def test_offer_when_neighbours_come_from_places_of_one_kind_then_they_are_one_run():
+    """A plan weighs each run by itself, in each of its searches."""
+    rank_table = RankTable.create(3)
+    ranks = [Rank(rank_table, slot) for slot in range(3)]
+    layout = Layout(dp=3, attn_dp=1, attn_cp=1, attn_tp=1)
+    reader = make_cache(ranks[2].frame_table, ranks[2].peers, slot=2, slots=[0, 1], layout=layout)
+    ranks[0].frame_table.publish(frames(1, 2), keys(1, 2))
+    ranks[1].frame_table.publish(frames(1, 2), keys(3, 4))
+    assert reader.prepare(request("r"), keys(1, 2, 3, 4)).runs == (Run(SourceKind.PEER, 4),)
+
+
 def test_start_when_two_requests_want_the_same_tail_then_it_is_fetched_once(node):
     node.holder.publish(frames(3, 4), keys(1, 2))
     for rid, targets in (("a", frames(7, 8)), ("b", frames(9, 10))):

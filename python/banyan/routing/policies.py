@@ -206,7 +206,14 @@ class Level:
 
     def choose(self, query: Query, candidates: Sequence[RankState], tie_breaks: TieBreaks) -> Choice:
         filled = {state.rank: state.pending_prefill_tokens + query.computed_on(state.rank) for state in candidates}
-        level = self._within_a_chunk(candidates, lambda state: _resulting_maximum(state, candidates, filled))
+        pending = sorted((state.pending_prefill_tokens for state in candidates), reverse=True)
+
+        def resulting_maximum(state: RankState) -> int:
+            """Pending tokens of the fullest rank, when the request goes to this one."""
+            others = pending[1:2] if state.pending_prefill_tokens == pending[0] else pending[:1]
+            return max(filled[state.rank], *others, 0)
+
+        level = self._within_a_chunk(candidates, resulting_maximum)
         level = self._within_a_chunk(level, lambda state: filled[state.rank])
         return argmin(
             lambda state: (query.new_on(state.rank), filled[state.rank], state.num_requests), query, level, tie_breaks
@@ -216,12 +223,6 @@ class Level:
         costs = [cost(state) for state in states]
         most = min(costs) + self.chunk_tokens
         return [state for state, tokens in zip(states, costs, strict=True) if tokens <= most]
-
-
-def _resulting_maximum(placed: RankState, states: Sequence[RankState], filled: dict[int, int]) -> int:
-    """Pending tokens of the fullest rank, when the request goes to ``placed``."""
-    others = (state.pending_prefill_tokens for state in states if state.rank != placed.rank)
-    return max(filled[placed.rank], *others, 0)
 
 
 POLICIES: Mapping[str, Callable[[], Policy]] = MappingProxyType(

@@ -625,6 +625,33 @@ def test_event_loop_when_messages_come_then_all_are_dispatched_in_order(monkeypa
     assert seen == [0, 1, 2]
 
 
+def test_event_loop_when_it_fails_then_what_is_held_is_sent_on_for_sglangs_own_loop_does_not(monkeypatch):
+    monkeypatch.setattr(runtime, "config", Config)
+    context = zmq.Context()
+    ended = []
+
+    class Held:
+        num_held = 1
+
+        def send_on(self, active):
+            raise StopLoop
+
+        def hold_no_more(self, active):
+            ended.append(active)
+
+    fake = SimpleNamespace(
+        **{"recv_from_tokenizer": context.socket(zmq.PULL), "soft_watchdog": SimpleNamespace(feed=lambda: None)},
+        **{"banyan_held": Held(), "server_args": SimpleNamespace(elastic_ep_backend=None), "scheduler_procs": []},
+        _active_workers=[0],
+    )
+    try:
+        with pytest.raises(StopLoop):
+            controller.around_event_loop(None, fake)
+    finally:
+        context.destroy(linger=0)
+    assert ended == [[0]]
+
+
 def test_event_loop_when_banyan_is_off_then_upstreams_runs(monkeypatch):
     monkeypatch.setattr(runtime, "config", lambda: None)
     ran = []

@@ -89,6 +89,22 @@ def test_held_when_the_rank_has_computed_more_and_the_pages_are_not_there_then_i
     rig.ended(req, "given_up")
 
 
+def test_held_when_nobody_will_look_again_then_all_are_sent_on_and_nobody_waits_from_then_on():
+    rig = Rig()
+    first, second = rig.begin("one"), request(SECOND, rid="two")
+    rig.held_back.begin(second, rig.held_back._held[0].wait)
+    sending = rig.held_back._send
+
+    def send(req):
+        sending(req)
+        if req is first:
+            raise OSError("no active worker")
+
+    rig.held_back._send = send
+    rig.held_back.hold_no_more(BOTH)
+    assert rig.sent == [first, second] and rig.held_back.num_held == 0 and not rig.held_back.has_room
+
+
 def test_held_when_it_takes_too_long_then_it_goes_without():
     rig = Rig()
     req = rig.begin()

@@ -108,7 +108,7 @@ def _placing(place: Callable[[Any], Wait | None], dispatch: Callable[[Any], None
             except NoActiveRank:
                 # SGLang's own method says so to the client.
                 pass
-            except Exception as error:  # noqa: BLE001 - whatever it is, the request is served as in stock SGLang
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the request is served as in stock SGLang
                 faults.note("dispatcher.place", error)
         dispatch(req)
 
@@ -155,15 +155,20 @@ def around_event_loop(original: Callable[[Any], None], controller: Any) -> None:
     poller = zmq.Poller()
     poller.register(controller.recv_from_tokenizer, zmq.POLLIN)
     held: HeldBack | None = controller.banyan_held
-    while True:
-        controller.soft_watchdog.feed()
-        is_holding = held is not None and held.num_held > 0
-        if poller.poll(HELD_POLL_MS if is_holding else POLL_MS):
-            _drain(controller, sock_recv)
-        if held is not None and is_holding:
-            held.send_on(controller._active_workers)
-        if controller.banyan_watchdog is not None:
-            controller.banyan_watchdog.look(time.monotonic())
+    try:
+        while True:
+            controller.soft_watchdog.feed()
+            is_holding = held is not None and held.num_held > 0
+            if poller.poll(HELD_POLL_MS if is_holding else POLL_MS):
+                _drain(controller, sock_recv)
+            if held is not None and is_holding:
+                held.send_on(controller._active_workers)
+            if controller.banyan_watchdog is not None:
+                controller.banyan_watchdog.look(time.monotonic())
+    finally:
+        # What fails here is said, and SGLang's own loop goes on: it sends nothing on.
+        if held is not None:
+            held.hold_no_more(controller._active_workers)
 
 
 def _watch_ranks(controller: Any) -> None:

@@ -11,6 +11,8 @@ Invariants
   4. No more than ``MAX_HELD`` are held: who comes then is placed at once.
   5. A round reads the loads once and looks at ``MAX_LOOKS`` requests, in turn: all requests go through this thread.
 
+  6. After ``hold_no_more`` nothing is held.
+
 States of a request: held -> sent on, ``Until`` says why. Dispatcher process only, one thread.
 """
 
@@ -56,6 +58,7 @@ class HeldBack:
         self._send = send
         self._clock = clock
         self._held: deque[_Held] = deque()
+        self._most = MAX_HELD
 
     @property
     def num_held(self) -> int:
@@ -63,7 +66,7 @@ class HeldBack:
 
     @property
     def has_room(self) -> bool:
-        return len(self._held) < MAX_HELD
+        return len(self._held) < self._most
 
     def begin(self, req: Any, wait: Wait) -> None:
         """Hold the request."""
@@ -75,7 +78,7 @@ class HeldBack:
             return
         try:
             self._placer.read_loads()
-        except Exception as error:  # noqa: BLE001 - what was read last has to do: each wait has an end by itself
+        except BaseException as error:  # noqa: BLE001 - what was read last has to do: each wait has an end by itself
             faults.note("dispatcher.read_loads", error)
         for _ in range(min(MAX_LOOKS, len(self._held))):
             held = self._held.popleft()
@@ -84,6 +87,16 @@ class HeldBack:
                 self._held.append(held)
             else:
                 self._go_on(held, until, active)
+
+    def hold_no_more(self, active: Collection[int]) -> None:
+        """Nobody will call ``send_on`` again: send on all that is held, and have no room for more."""
+        self._most = 0
+        while self._held:
+            held = self._held.popleft()
+            try:
+                self._go_on(held, Until.FAILED, active)
+            except BaseException as error:  # noqa: BLE001 - the others are served
+                faults.note("dispatcher.hold_no_more", error)
 
     def abort(self, message: Any, active: Collection[int]) -> None:
         """Send on what an abort means."""
@@ -95,7 +108,7 @@ class HeldBack:
     def _checked(self, held: _Held, active: Collection[int]) -> Until | None:
         try:
             return self._until(held, active)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the request is served
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the request is served
             faults.note("dispatcher.is_over", error)
             return Until.FAILED
 
@@ -123,7 +136,7 @@ class HeldBack:
         except NoActiveRank:
             # SGLang's own method says so to the client.
             pass
-        except Exception as error:  # noqa: BLE001 - whatever it is, the request is served as in stock SGLang
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the request is served as in stock SGLang
             faults.note("dispatcher.place_held", error)
         # As SGLang does before it sends.
         held.req.wrap_pickle_fields()

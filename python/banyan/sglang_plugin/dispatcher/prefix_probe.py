@@ -14,7 +14,7 @@ import numpy as np
 from banyan import _native
 from banyan.layout import Layout, cacheable_tokens
 from banyan.routing.dispatcher import MAX_HASHED_PAGES
-from banyan.routing.sent import SentPieces, piece_ids
+from banyan.routing.sent import MOST_PIECES, PIECE_TOKENS, SentPieces, piece_ids
 from banyan.sglang_plugin.page_hash import namespace_seed
 
 LOOK_PERIOD_S = 0.5
@@ -89,7 +89,8 @@ def cached_as(req: Any) -> Sequence[int] | None:
 
 
 def _pieces(tokens: Sequence[int], seed: bytes | None) -> list[bytes]:
-    return list(piece_ids(np.array(tokens, dtype=np.int64).astype(np.int32).tobytes(), seed or b""))
+    packed = np.array(tokens[: MOST_PIECES * PIECE_TOKENS], dtype=np.int64).astype(np.int32).tobytes()
+    return list(piece_ids(packed, seed or b""))
 
 
 class PrefixProbe:
