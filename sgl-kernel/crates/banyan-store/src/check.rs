@@ -228,7 +228,9 @@ fn check_shelf(
 /// An error of the moment is none of the record's: nothing is withdrawn for it.
 fn lasting<T>(done: io::Result<T>) -> io::Result<std::result::Result<T, String>> {
     match done {
-        Err(error) if passes(&error) => Err(error),
+        Err(error) if passes(&error) || error.kind() == io::ErrorKind::PermissionDenied => {
+            Err(error)
+        }
         Err(error) => Ok(Err(format!("cannot be read: {error}"))),
         Ok(done) => Ok(Ok(done)),
     }
@@ -368,6 +370,8 @@ mod tests {
             let done = lasting::<()>(Err(io::Error::from_raw_os_error(errno)));
             assert_eq!(done.is_ok(), is_damage, "{errno}");
         }
+        let linked = io::Error::new(io::ErrorKind::PermissionDenied, "it has a second name");
+        assert!(lasting::<()>(Err(linked)).is_err());
     }
 
     #[test]

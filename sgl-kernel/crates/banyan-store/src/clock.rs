@@ -134,6 +134,14 @@ impl Clock {
     }
 
     fn look(&mut self, now: Instant) {
+        // First: what has only to hear of other writers is no sign of the drive's.
+        for job in self
+            .shared
+            .refresh_requests
+            .take_doubted(|since| now.saturating_duration_since(since) >= self.limit)
+        {
+            self.shared.end_read(job);
+        }
         let (late, turned) = {
             let mut watched = self.shared.watch.lock();
             (watched.late(now, self.limit), watched.turned)
@@ -150,13 +158,6 @@ impl Clock {
         // Only now: whoever is let go looks elsewhere at once, and is to find nothing here.
         for ticket in late {
             ticket.be_late();
-        }
-        for job in self
-            .shared
-            .refresh_requests
-            .take_doubted(|since| now.saturating_duration_since(since) >= self.limit)
-        {
-            self.shared.end_read(job);
         }
     }
 
@@ -267,6 +268,7 @@ mod tests {
         job.fail(0, Reason::Checksum);
         assert!(job.doubts_others(None));
         let read = job.ticket.clone();
+        shared.watch.lock().asked(read.clone());
         // Nobody follows other writers here.
         shared.refresh_requests.doubt(job);
         let mut clock = Clock::new(shared, LIMIT);
@@ -275,6 +277,7 @@ mod tests {
         assert!(!read.progress.has_ended());
         clock.look(now + LIMIT);
         assert_eq!(read.finish(), [(0, Reason::Gone)]);
+        assert!(clock.stalled_since.is_none(), "the drive has answered");
     }
 
     #[test]

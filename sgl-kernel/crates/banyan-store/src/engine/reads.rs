@@ -171,6 +171,8 @@ impl Engine {
 fn reason_of(error: &io::Error) -> Reason {
     match error.kind() {
         io::ErrorKind::NotFound => Reason::Gone,
+        // Also what is found to be somebody else's, or to have a second name: the page may be as it was.
+        io::ErrorKind::PermissionDenied => Reason::Refused,
         _ if passes(error) => Reason::Refused,
         _ => Reason::Io,
     }
