@@ -320,7 +320,7 @@ class PrefixCache:
                 self._let_go(held)
                 return pages if kind is self._full else Refusal.WINDOW
             held.append(pages)
-        arriving = joined([in_flight_read.run for in_flight_read in held[0].in_flight_reads])
+        arriving = [in_flight_read.run for in_flight_read in held[0].in_flight_reads]
         fetch = Fetch(request, self._runs(held[0].lease, arriving), self._page_tokens)
         return _Queued(fetch, tuple(held))
 

@@ -10,7 +10,7 @@ WINDOW_MINUTES = {"15m": 15, "1h": 60, "24h": 24 * 60}
 """What a ceiling is told for: the last minutes, by the end of its name."""
 
 GAUGES = {
-    "up_s": "since this rank's start",
+    "up_s": "how long this rank has been up",
     "num_pool_pages": "pages that this rank's pool has",
     "num_free_pages": "of these, pages that hold nothing; those in quarantine are counted",
     "num_published_pages": "pages of this rank's pool that the peers may fetch",

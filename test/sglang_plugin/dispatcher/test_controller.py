@@ -25,6 +25,7 @@ from banyan.config import Config
 from banyan.layout import Layout
 from banyan.routing import POLICIES, Dispatcher, Reason, Wait, hint
 from banyan.routing.policies import DualPath, LMetric
+from banyan.routing.sent import MOST_PIECES, PIECE_TOKENS
 from banyan.sglang_plugin import kv_hints, runtime
 from banyan.sglang_plugin.dispatcher import controller
 from banyan.sglang_plugin.dispatcher.held_back import MAX_HELD
@@ -595,6 +596,14 @@ def test_request_when_it_is_created_then_it_carries_the_hint_and_is_counted(node
 
 class StopLoop(Exception):
     pass
+
+
+def test_probe_when_a_prompt_is_longer_than_is_compared_then_the_rest_is_not_hashed(node):
+    """By what was sent ranks on other nodes are known; such a prompt is not to push all others out."""
+    rank_table, _ = node
+    layout = Layout(dp=1, attn_dp=4, attn_cp=1, attn_tp=1, num_nodes=2, node=0)
+    found = probe_of(rank_table, layout=layout).look_up(request(range((MOST_PIECES + 10) * PIECE_TOKENS)))
+    assert len(found.pieces) == MOST_PIECES
 
 
 def test_event_loop_when_messages_come_then_all_are_dispatched_in_order(monkeypatch):

@@ -10,7 +10,6 @@ Invariants
      longer to come, ``IDLE_S``. It is not held again.
   4. No more than ``MAX_HELD`` are held: who comes then is placed at once.
   5. A round reads the loads once and looks at ``MAX_LOOKS`` requests, in turn: all requests go through this thread.
-
   6. After ``hold_no_more`` nothing is held.
 
 States of a request: held -> sent on, ``Until`` says why. Dispatcher process only, one thread.
