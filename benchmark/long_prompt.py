@@ -89,7 +89,7 @@ def tier_gb(args: argparse.Namespace) -> int:
 
 def server(label: str, args: argparse.Namespace, *more: str) -> StoreServer:
     flags = (
-        *("--context-length", str(args.tokens + 64), "--max-total-tokens", str(pool_tokens(args))),
+        *("--context-length", str(max(args.tokens, OTHER_TOKENS) + 64), "--max-total-tokens", str(pool_tokens(args))),
         *("--chunked-prefill-size", "4096", "--dtype", DTYPES[args.shape]),
         *("--banyan-host-gb", str(tier_gb(args)), "--banyan-store-gb", str(tier_gb(args))),
         *more,
