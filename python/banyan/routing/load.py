@@ -170,12 +170,17 @@ class RankLoad:
             return
         if report.total_prefill_tokens != self.report.total_prefill_tokens:
             self._computes_since_s = report.taken_s
+            # What was being computed when a prompt was placed counted neither as computed nor as waiting: one more
+            # batch than its due tokens has to end.
+            self.pending.computed(self.report.total_prefill_tokens)
         self.report = report
         received_s = report.taken_s if report.received_s is None else report.received_s
         while self._on_its_way and self._on_its_way[0].at_s < received_s:
             self._is_there(self._on_its_way.popleft())
-        self.pending.computed(report.total_prefill_tokens)
         # A prompt between two of its chunks is neither waiting nor running.
         # What open sessions hold is in use and is computed by nobody: it does not count.
-        if not any((report.num_running, report.num_waiting, report.pending_prefill_tokens, self.num_on_its_way)):
+        is_idle = not any((report.num_running, report.num_waiting, report.pending_prefill_tokens, self.num_on_its_way))
+        # Of a pair's decode server, or of one that does not say what it has computed, no total would end it.
+        computes_none = report.num_running > 0 and not report.total_prefill_tokens
+        if is_idle or computes_none:
             self.pending.clear()

@@ -5,8 +5,9 @@ A directory knows a page once it is published. Of two requests with one prefix t
 second would be placed as if nobody were about to have it.
 
 Invariants
-  1. A prompt is pending from its placement until the rank has computed more tokens than were before it and its own, or
-     has said that it has nothing to do. By then its pages are published, or never will be: aborted, or already evicted.
+  1. A prompt is pending from its placement until the rank has computed more tokens than were before it and its own, and
+     one batch more, or has said that it has nothing to do, or that it computes no prompts. By then its pages are
+     published, or never will be: aborted, or already evicted.
   2. The latest prompts are kept, of at most ``MAX_PENDING_TOKENS`` in all.
 
 What is pending is advice for placing. It never says that pages can be read, or copied.

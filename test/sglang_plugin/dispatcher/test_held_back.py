@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests held back until a rank has computed what they begin with: each way in which the wait can end."""
 
+import dataclasses
 import time
 
 import pytest
@@ -12,7 +13,7 @@ from test.unit.directory.rig import Rank, frames
 from banyan._native import RankTable
 from banyan.routing import Dispatcher, Wait
 from banyan.routing.policies import LMetric
-from banyan.sglang_plugin.dispatcher.held_back import IDLE_S, MAX_HELD, MAX_LOOKS, PATIENCE, HeldBack
+from banyan.sglang_plugin.dispatcher.held_back import IDLE_S, MAX_HELD, MAX_LOOKS, MOST_WAIT_S, PATIENCE, HeldBack
 
 FIRST = list(range(640))
 SECOND = [*FIRST[:480], *range(10_000, 10_160)]
@@ -113,6 +114,18 @@ def test_held_when_it_takes_too_long_then_it_goes_without():
     assert rig.held_back.num_held == 1
     rig.now_s += 0.02
     rig.held_back.send_on(BOTH)
+    rig.ended(req, "late")
+
+
+def test_held_when_the_rank_has_become_slow_then_the_wait_ends_all_the_same():
+    rig = Rig()
+    req = rig.begin()
+    held = rig.held_back._held[0]
+    held.wait = dataclasses.replace(held.wait, expected_s=1e6)
+    for waited_s in (MOST_WAIT_S, IDLE_S):
+        assert rig.held_back.num_held == 1
+        rig.now_s += waited_s
+        rig.held_back.send_on(BOTH)
     rig.ended(req, "late")
 
 

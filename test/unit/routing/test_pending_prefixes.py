@@ -12,6 +12,7 @@ import pytest
 
 from banyan import _native
 from banyan.routing import Dispatcher, LoadReport, Prompt, Reason, pending_prefixes
+from banyan.routing.load import RankLoad
 from banyan.routing.pending_prefixes import PendingPrefixes
 from banyan.routing.policies import Affinity, LMetric
 
@@ -122,12 +123,19 @@ def test_place_when_a_prefix_is_on_its_way_then_it_is_new_there_once():
     [
         (LoadReport(taken_s=2.0, num_waiting=1, total_prefill_tokens=0), True),
         (LoadReport(taken_s=2.0, num_running=1, total_prefill_tokens=100), True),
-        (LoadReport(taken_s=2.0, num_running=1, total_prefill_tokens=101), False),
+        (LoadReport(taken_s=2.0, num_running=1, total_prefill_tokens=0), False),
         (LoadReport(taken_s=2.0), False),
         (LoadReport(taken_s=2.0, ongoing_tokens=50), False),
         (LoadReport(taken_s=0.5), True),
     ],
-    ids=["it waits", "it was the last", "the next was begun", "idle", "with a session open", "idle before it was sent"],
+    ids=[
+        "it waits",
+        "it was the last",
+        "computes no prompts",
+        "idle",
+        "with a session open",
+        "idle before it was sent",
+    ],
 )
 def test_reported_when_the_rank_has_gone_on_then_the_directory_knows_better(report, is_pending):
     dispatcher = Dispatcher(1, LMetric())
@@ -137,6 +145,15 @@ def test_reported_when_the_rank_has_gone_on_then_the_directory_knows_better(repo
     pending = dispatcher.states({0})[0].pending_prefill_tokens
     on_its_way = 100 if report.taken_s < 1.0 else 0
     assert pending - on_its_way == (1 if is_pending else 100)
+
+
+def test_reported_when_a_batch_was_under_way_at_its_placement_then_the_end_of_that_one_does_not_count():
+    load = RankLoad()
+    load.placed(0, 1.0, num_prompt_tokens=100, num_new_tokens=100, prefix_fingerprint=Text("a" * 99))
+    # The batch before it has more tokens than it; then comes its own.
+    for taken_s, total_tokens, leading_tokens in ((2.0, 500, 99), (3.0, 500, 99), (4.0, 600, 0)):
+        load.reported(LoadReport(taken_s=taken_s, num_running=1, total_prefill_tokens=total_tokens))
+        assert load.pending.leading_tokens(Text("a" * 99)) == leading_tokens
 
 
 def test_reported_when_a_prompt_is_between_two_chunks_then_its_prefix_is_still_coming():

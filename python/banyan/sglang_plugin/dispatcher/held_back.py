@@ -6,8 +6,8 @@ Nothing is sent for them: the prompt that is waited for is another request's. ``
 Invariants
   1. A held request is sent on exactly once, whatever becomes of what it waits for, and whatever fails on the way.
   2. It is sent on before an abort that means it, so that its rank answers the abort.
-  3. It is held no longer than ``PATIENCE`` times what was expected, plus ``IDLE_S``; once what it waits for is no
-     longer to come, ``IDLE_S``. It is not held again.
+  3. It is held no longer than ``PATIENCE`` times what was expected, or ``MOST_WAIT_S``, plus ``IDLE_S``; once what it
+     waits for is no longer to come, ``IDLE_S``. It is not held again.
   4. No more than ``MAX_HELD`` are held: who comes then is placed at once.
   5. A round reads the loads once and looks at ``MAX_LOOKS`` requests, in turn: all requests go through this thread.
   6. After ``hold_no_more`` nothing is held.
@@ -30,6 +30,9 @@ from banyan.sglang_plugin.abort_ids import is_meant
 from banyan.sglang_plugin.dispatcher.placement import Placer
 
 PATIENCE = 2.0
+MOST_WAIT_S = 60.0
+"""What is expected goes by the mean rate of a rank's life: one that has become slow would be waited for without end."""
+
 IDLE_S = 0.5
 """A rank may say that it has nothing to do some milliseconds before the pages of its last request are published."""
 
@@ -125,7 +128,8 @@ class HeldBack:
             held.gone_since_s = now_s
         elif now_s - held.gone_since_s >= IDLE_S:
             return Until.GIVEN_UP
-        return Until.LATE if now_s >= held.since_s + PATIENCE * held.wait.expected_s + IDLE_S else None
+        patience_s = min(PATIENCE * held.wait.expected_s, MOST_WAIT_S) + IDLE_S
+        return Until.LATE if now_s >= held.since_s + patience_s else None
 
     def _go_on(self, held: _Held, until: Until, active: Collection[int]) -> None:
         """It is held no more: no failure below can send it twice."""
