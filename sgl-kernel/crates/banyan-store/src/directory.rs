@@ -204,16 +204,8 @@ impl Stripe {
 
     /// Serialises everything that changes what a store consists of. Waits for it, `LOCK_PATIENCE` for each who has it.
     pub fn lock(&self) -> Result<Lock> {
-        self.lock_within(LOCK_PATIENCE)
-    }
-
-    pub fn lock_within(&self, patience: Duration) -> Result<Lock> {
-        lock_within(
-            &self.first().join("lock"),
-            Way::Create,
-            Mode::Alone,
-            patience,
-        )
+        let path = self.first().join("lock");
+        lock_within(&path, Way::Create, Mode::Alone, LOCK_PATIENCE)
     }
 
     /// The store's lock, unless somebody has it. It is there since the opening: where it is not, the mount is away, and something in its
