@@ -68,7 +68,7 @@ def _place(what: str, folder: Path, kernel: Kernel) -> Finding:
     elif kind in LAYER_TYPES:
         hint = "this is a layer of the container, gone with it: mount a volume"
     elif kind in NETWORK_TYPES:
-        hint = "this is a network file system: the store reads by threads there, and every node needs its own shelves"
+        hint = "this is a network file system: every node that shares the folder has shelves of its own"
     else:
         hint = ""
     return Finding(what, True, detail, hint=hint)

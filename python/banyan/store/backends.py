@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backends of ``--banyan-store``. Files are the native store, which on a network file system uses threads; what
-else there is, features bring (``Parts.stores``)."""
+"""The backends of ``--banyan-store``. Files are the native store, which by ``3fs://`` uses threads; what else there is,
+features bring (``Parts.stores``)."""
 
 from __future__ import annotations
 

@@ -25,30 +25,39 @@ use crate::sync::Ordering;
 pub struct ReaderBit {
     rank_table: Arc<RankTable>,
     bit: u32,
+    /// Who has it then: a dead predecessor until what it had pinned is cleared, for the next one that claims.
+    heir: Identity,
 }
 
 impl ReaderBit {
     pub fn claim(rank_table: Arc<RankTable>, bit: u32) -> Result<Self> {
-        let before = rank_table.claim_reader(bit)?;
-        let reader = Self { rank_table, bit };
-        if !before.is_nobody() {
-            reader.forget_predecessor();
+        let heir = rank_table.claim_reader(bit)?;
+        let mut reader = Self {
+            rank_table,
+            bit,
+            heir,
+        };
+        if !heir.is_nobody() {
+            reader.forget_predecessor()?;
+            reader.heir = Identity::NOBODY;
         }
         Ok(reader)
     }
 
     /// Clears what a dead predecessor has pinned, in any namespace: no lease is held under this bit yet. A frame table that cannot be opened has gone,
-    /// or its owner has.
-    fn forget_predecessor(&self) {
+    /// or its owner has; where nothing could be opened at the moment, an error.
+    fn forget_predecessor(&self) -> Result<()> {
         let members =
             (0..self.rank_table.num_slots()).map(|slot| (slot, self.rank_table.member(slot)));
         for (slot, member) in members {
-            if let Some(member) = member
-                && let Ok((peer_mapping, _)) = PeerMapping::open(slot, &member)
-            {
-                peer_mapping.unpin_all(self.mask());
+            let Some(member) = member else { continue };
+            match PeerMapping::open(slot, &member) {
+                Ok((peer_mapping, _)) => peer_mapping.unpin_all(self.mask()),
+                Err(error) if error.may_pass() => return Err(error),
+                Err(_) => {}
             }
         }
+        Ok(())
     }
 
     fn mask(&self) -> u64 {
@@ -58,7 +67,7 @@ impl ReaderBit {
 
 impl Drop for ReaderBit {
     fn drop(&mut self) {
-        self.rank_table.release_reader(self.bit);
+        self.rank_table.release_reader(self.bit, self.heir);
     }
 }
 
@@ -314,4 +323,50 @@ impl PeerMapping {
 fn lock(held: &Mutex<Vec<u32>>) -> MutexGuard<'_, Vec<u32>> {
     // Counting cannot panic half way but by a bug; a poisoned count is still the best one there is.
     held.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::os::fd::{AsRawFd, FromRawFd};
+
+    /// Of more bytes than a process can map.
+    fn unmappable() -> File {
+        // SAFETY: a terminated string, then our own descriptor; the results are checked.
+        let (file, sealed) = unsafe {
+            let fd = libc::memfd_create(c"unmappable".as_ptr(), libc::MFD_ALLOW_SEALING);
+            assert!(fd >= 0);
+            let file = File::from_raw_fd(fd);
+            file.set_len(1 << 60).unwrap();
+            let sealed = libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK);
+            (file, sealed)
+        };
+        assert_eq!(sealed, 0);
+        file
+    }
+
+    #[test]
+    fn claim_when_what_a_dead_reader_had_pinned_cannot_be_cleared_then_it_has_the_bit_still() {
+        let rank_table = Arc::new(RankTable::create(1).unwrap());
+        let (own, file) = (Identity::own().unwrap(), unmappable());
+        let member = Member {
+            epoch: rank_table.claim_slot(0).unwrap(),
+            identity: own,
+            frame_table_fd: file.as_raw_fd() as u64,
+            num_frames: 1,
+            namespace: [0; 4],
+        };
+        rank_table.announce(0, &member);
+        // A pid of ours, started at another time.
+        let dead = Identity(own.0 ^ 1 << 22);
+        rank_table.release_reader(5, dead);
+        let refused = ReaderBit::claim(rank_table.clone(), 5).err().unwrap();
+        assert!(refused.may_pass(), "{refused}");
+        rank_table.leave(0);
+        assert_eq!(rank_table.claim_reader(5).unwrap(), dead);
+        rank_table.release_reader(5, dead);
+        drop(ReaderBit::claim(rank_table.clone(), 5).unwrap());
+        assert!(rank_table.claim_reader(5).unwrap().is_nobody());
+    }
 }

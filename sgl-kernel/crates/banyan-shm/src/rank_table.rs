@@ -232,9 +232,9 @@ impl RankTable {
         claim(self.reader_word(bit), &format!("reader bit {bit}"))
     }
 
-    /// Gives a bit back; the process has cleared it everywhere.
-    pub fn release_reader(&self, bit: u32) {
-        self.reader_word(bit).store(0, Ordering::Release);
+    /// Gives a bit back: to nobody where the process has cleared it everywhere, else to the dead one that has left it set.
+    pub fn release_reader(&self, bit: u32, heir: Identity) {
+        self.reader_word(bit).store(heir.0, Ordering::Release);
     }
 
     fn reader_word(&self, bit: u32) -> &AtomicU64 {

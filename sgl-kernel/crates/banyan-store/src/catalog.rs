@@ -17,8 +17,8 @@ use crate::geometry::{Place, Segmenting};
 
 pub use moves::Moved;
 
-/// Position of a shelf in the catalog.
-pub type ShelfIndex = u16;
+/// Position of a shelf in the catalog. None is given twice: as many come as a server ever sees.
+pub type ShelfIndex = u32;
 
 /// Where a page was when it was looked up. The generation tells whether it still is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -333,6 +333,21 @@ mod tests {
         assert_eq!(catalog.add_shelf(71, segmenting), 1);
         assert_eq!(catalog.add_shelf(70, segmenting), 0);
         catalog
+    }
+
+    #[test]
+    fn shelves_when_ever_more_have_come_and_gone_then_each_has_a_position_of_its_own() {
+        let mut catalog = catalog();
+        let segmenting = catalog.segmenting(0);
+        let gone = (1_000..67_000).map(|id| Shelf {
+            id,
+            segmenting,
+            by_place: HashMap::default(),
+            end: 0,
+        });
+        catalog.shelves.extend(gone);
+        let index = catalog.add_shelf(72, segmenting);
+        assert_eq!(catalog.shelf_id(index), 72);
     }
 
     #[test]

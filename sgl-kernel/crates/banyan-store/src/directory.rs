@@ -19,6 +19,7 @@ use crate::files::free_bytes;
 use crate::format::FORMAT;
 use crate::locks::{Lock, Mode, lock_within, try_lock};
 use crate::marks::{Hold, Mark, Reach, touch};
+use crate::opening::says_nothing;
 use crate::owned::{
     self, Way, claim_directory, make_directory, real_directory, sync_directory, would_claim,
 };
@@ -204,16 +205,8 @@ impl Stripe {
 
     /// Serialises everything that changes what a store consists of. Waits for it, `LOCK_PATIENCE` for each who has it.
     pub fn lock(&self) -> Result<Lock> {
-        self.lock_within(LOCK_PATIENCE)
-    }
-
-    pub fn lock_within(&self, patience: Duration) -> Result<Lock> {
-        lock_within(
-            &self.first().join("lock"),
-            Way::Create,
-            Mode::Alone,
-            patience,
-        )
+        let path = self.first().join("lock");
+        lock_within(&path, Way::Create, Mode::Alone, LOCK_PATIENCE)
     }
 
     /// The store's lock, unless somebody has it. It is there since the opening: where it is not, the mount is away, and something in its
@@ -234,9 +227,15 @@ impl Stripe {
             let Some(id) = id else { continue };
             let path = self.first().join(&name);
             // As this release writes it: two names are not one shelf.
-            if path == self.shelf(id, 0)
-                && owned::is_own_directory(&path).doing("look at", &path)?
-            {
+            if path != self.shelf(id, 0) {
+                continue;
+            }
+            let is_shelf = match owned::is_own_directory(&path) {
+                // Who opens it meets the error as well, and passes over this one alone.
+                Err(error) if !says_nothing(&error) => true,
+                looked => looked.doing("look at", &path)?,
+            };
+            if is_shelf {
                 shelves.push(id);
             }
         }
@@ -472,7 +471,7 @@ pub fn fresh_id() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Scratch;
+    use crate::testing::{Scratch, refuse};
 
     #[test]
     fn store_when_made_then_opened_again_and_private() {
@@ -575,6 +574,30 @@ mod tests {
         assert_eq!(marks.len(), 1);
         stripe.remove_shelf(shelf, lock).unwrap();
         assert!(stripe.shelves().unwrap().is_empty());
+    }
+
+    #[test]
+    fn shelf_when_it_cannot_be_looked_at_then_the_others_are_listed_with_it() {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("a")]).unwrap();
+        let (shelf, _lock) = stripe.create_shelf().unwrap();
+        for (errno, is_listed) in [
+            (libc::EIO, true),
+            (libc::EACCES, true),
+            (libc::ENOMEM, false),
+            (libc::ESTALE, false),
+        ] {
+            let stripe = &stripe;
+            // The filter ends with its thread.
+            let found = std::thread::scope(|scope| {
+                let refused = || {
+                    refuse(libc::SYS_statx, errno);
+                    stripe.shelves()
+                };
+                scope.spawn(refused).join().unwrap()
+            });
+            assert_eq!(found.is_ok_and(|found| found == [shelf]), is_listed);
+        }
     }
 
     #[test]

@@ -22,6 +22,8 @@ use crate::owned::{self, Way, sync_directory};
 
 const CHUNK_BYTES: usize = 4 << 20;
 const UNNAMED: &str = "new-manifest";
+/// So many in a row are the end of a log, whatever its file's length: 2 MiB, twice what a writer may leave behind its last one.
+const MOST_ZERO_ENTRIES: usize = (2 << 20) / ENTRY_BYTES;
 
 /// Reads a manifest from the front, and later what was appended.
 #[derive(Debug)]
@@ -111,13 +113,15 @@ impl Follower {
     /// does not verify at the next call and good ones follow. `AsIs` passes over at once.
     pub fn read(&mut self, log: Log, mut take: impl FnMut(Entry)) -> Result<()> {
         let passes_over = log == Log::AsIs || self.stopped_at == Some(self.offset);
-        let mut at = self.offset;
+        let (mut at, mut num_zero) = (self.offset, 0);
         self.stopped_at = None;
         self.chunk.resize(CHUNK_BYTES, 0);
         'log: loop {
             let len = read_up_to(&self.file, &mut self.chunk, at).doing("read", &self.path)?;
             for bytes in self.chunk[..len].chunks_exact(ENTRY_BYTES) {
                 at += ENTRY_BYTES as u64;
+                let is_zero = bytes == [0; ENTRY_BYTES];
+                num_zero = if is_zero { num_zero + 1 } else { 0 };
                 match Entry::decode(self.header.number, bytes) {
                     Some(entry) if entry.sequence > self.sequence => {
                         self.num_damaged += (at - self.offset) / ENTRY_BYTES as u64 - 1;
@@ -125,8 +129,8 @@ impl Follower {
                         self.offset = at;
                         take(entry);
                     }
-                    _ if passes_over => {}
-                    _ if bytes == [0; ENTRY_BYTES] => break 'log,
+                    _ if passes_over && num_zero < MOST_ZERO_ENTRIES => {}
+                    _ if is_zero => break 'log,
                     _ => {
                         self.stopped_at = Some(self.offset);
                         break 'log;
@@ -344,6 +348,28 @@ mod tests {
         other.read(Log::AsIs, |_| count += 1).unwrap();
         assert_eq!((count, other.num_damaged()), (3, 1));
         assert_eq!(other.offset(), follower.offset());
+    }
+
+    #[test]
+    fn log_when_zeros_follow_then_read_behind_some_and_not_behind_terabytes() {
+        let scratch = Scratch::new();
+        let directory = scratch.path("");
+        let first = entry(11, Kind::Publish, 0, 11);
+        let (file, len) = replace(&directory, &header(1), [first].into_iter()).unwrap();
+        let mut bytes = [0; ENTRY_BYTES];
+        for (sequence, num_zero, expected) in [(12, 9_000, 12), (13, 25_000, 12)] {
+            entry(sequence, Kind::Retire, 0, 11).encode(1, &mut bytes);
+            let behind = len + num_zero * ENTRY_BYTES as u64;
+            file.write_all_at(&bytes, behind).unwrap();
+            let (mut follower, mut last) = (Follower::open(&directory).unwrap().unwrap(), 0);
+            let read = follower.read(Log::AsIs, |entry| last = entry.sequence);
+            read.unwrap();
+            assert_eq!(last, expected);
+        }
+        file.set_len(4 << 40).unwrap();
+        let mut follower = Follower::open(&directory).unwrap().unwrap();
+        follower.read(Log::AsIs, |_| ()).unwrap();
+        assert_eq!(follower.num_damaged(), 9_000);
     }
 
     #[test]

@@ -140,7 +140,8 @@ impl News {
         if matches!(self.followers.get(&shelf), Some(Followed::Foreign)) {
             return Ok(());
         }
-        let Some(mut follower) = Follower::open(&self.shared.stripe.shelf(shelf, 0))? else {
+        let directory = self.shared.stripe.shelf(shelf, 0);
+        let Some(mut follower) = Follower::open(&directory)? else {
             if self.followers.remove(&shelf).is_some() {
                 self.shared.forget(&[shelf]);
             }
@@ -155,9 +156,7 @@ impl News {
             }
             return Ok(());
         }
-        let mut tenants = Tenants::default();
-        // A half-written line is at the end, where nothing good follows it yet.
-        follower.read(Log::AsIs, |entry| tenants.apply(entry))?;
+        let tenants = read_whole(&mut follower, || Follower::open(&directory))?;
         if self.followers.contains_key(&shelf) {
             self.shared.leave_files(&[shelf]);
         }
@@ -166,6 +165,24 @@ impl News {
             .insert(shelf, Followed::Following(Box::new(follower)));
         Ok(())
     }
+}
+
+/// What another writer's manifest says. Of what is just being written, some may be seen before what is in front of it: that counts as
+/// damaged only if it is so when it is looked at `again`.
+fn read_whole(
+    follower: &mut Follower,
+    again: impl FnOnce() -> Result<Option<Follower>>,
+) -> Result<Tenants> {
+    let mut tenants = Tenants::default();
+    follower.read(Log::AsIs, |entry| tenants.apply(entry))?;
+    if follower.num_damaged() > 0
+        && let Some(same) = again()?.filter(|again| again.header == follower.header)
+    {
+        *follower = same;
+        tenants = Tenants::default();
+        follower.read(Log::AsIs, |entry| tenants.apply(entry))?;
+    }
+    Ok(tenants)
 }
 
 fn apply(shared: &Shared, shelf: ShelfId, entries: &[Entry]) {
@@ -213,10 +230,11 @@ fn publish(state: &mut State, index: ShelfIndex, entry: &Entry) {
 mod tests {
     use super::*;
     use crate::directory::Stripe;
-    use crate::format::{FileHeader, Identity, NO_PARENT, Namespace, Record};
+    use crate::format::{ENTRY_BYTES, FileHeader, Identity, NO_PARENT, Namespace, Record};
     use crate::geometry::{Geometry, Segmenting};
     use crate::manifest;
     use crate::testing::{MANY, Scratch, is_seen_half_done, record, refuse};
+    use std::os::unix::fs::FileExt;
     use std::{fs, thread};
 
     #[test]
@@ -294,6 +312,41 @@ mod tests {
             shared.change_namespace(IDENTITY.namespace);
             assert!(!shared.lock().catalog.contains(&IDENTITY.key));
         }
+    }
+
+    #[test]
+    fn manifest_when_it_is_being_written_at_the_first_look_then_nothing_of_it_is_missed() {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let (shelf, _lock) = stripe.create_shelf().unwrap();
+        write_manifest(&stripe, shelf, shelf, IDENTITY.namespace);
+        let directory = stripe.shelf(shelf, 0);
+        let manifest = directory.join("manifest-1");
+        let mut bytes = [[0; ENTRY_BYTES]; 3];
+        for (place, bytes) in (1..).zip(&mut bytes) {
+            let entry = Entry {
+                sequence: 1 + u64::from(place),
+                kind: Kind::Publish,
+                place,
+                record: record(place.into()),
+            };
+            entry.encode(1, bytes);
+        }
+        let log = fs::OpenOptions::new().write(true).open(&manifest).unwrap();
+        let end = log.metadata().unwrap().len();
+        let write = |number: usize| {
+            let at = end + (number * ENTRY_BYTES) as u64;
+            log.write_all_at(&bytes[number], at).unwrap();
+        };
+        write(2);
+        let mut follower = Follower::open(&directory).unwrap().unwrap();
+        let again = || {
+            (0..2).for_each(write);
+            Follower::open(&directory)
+        };
+        let tenants = read_whole(&mut follower, again).unwrap();
+        assert_eq!(follower.num_damaged(), 0);
+        assert!((0..4).all(|place| tenants.get(place).is_some()));
     }
 
     #[test]

@@ -229,6 +229,14 @@ fn recover(
                 remove_rest()?;
                 replace()?
             }
+            // Nobody else appends to the one that is there, and what is wrong in it is passed over.
+            Err(error) if !hold.mark.follows_silence && found_no_space(&error) => {
+                banyan_shm::say!(
+                    "banyan: shelf {shelf:016x} of the store goes on with its manifest as it is: {error}"
+                );
+                header = follower.header.clone();
+                continue_log(&follower)?
+            }
             replaced => replaced?,
         }
     } else {
@@ -662,6 +670,38 @@ mod tests {
         });
         assert!(found_no_space(&refused), "{refused}");
         assert!(stripe.segments(header.shelf).unwrap().is_empty());
+    }
+
+    #[test]
+    fn manifest_when_an_entry_is_damaged_and_the_drive_is_full_then_its_writer_goes_on_with_it() {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let (left, _) = opened(&stripe);
+        publish(&stripe, &left, &entry(3));
+        let Opened { header, log, .. } = left;
+        drop(left.hold);
+        let mut bytes = [0; 2 * ENTRY_BYTES];
+        bytes[0] = 0xAA;
+        let later = Entry {
+            place: 1,
+            record: record(4),
+            ..entry(4)
+        };
+        later.encode(header.number, &mut bytes[ENTRY_BYTES..]);
+        let end = left.log_bytes + ENTRY_BYTES as u64;
+        log.write_all_at(&bytes, end).unwrap();
+        // The filter ends with its thread.
+        let (again, state) = std::thread::scope(|scope| {
+            let full = || {
+                refuse(libc::SYS_fsync, libc::ENOSPC);
+                opened(&stripe)
+            };
+            scope.spawn(full).join().unwrap()
+        });
+        assert_eq!(again.header, header);
+        assert_eq!(again.log_bytes, end + bytes.len() as u64);
+        let counters = state.counters;
+        assert_eq!((counters.adopted_pages, counters.damaged_entries), (2, 1));
     }
 
     /// Idle, with so many segments and a record in each; the least name first.

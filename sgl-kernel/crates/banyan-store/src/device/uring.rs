@@ -175,13 +175,12 @@ impl UringDevice {
         }
     }
 
-    fn collect(&mut self, completed: &mut Vec<Completion>) -> bool {
+    fn collect(&mut self, completed: &mut Vec<Completion>) {
         let answers: Vec<(u64, i32)> = self
             .ring
             .completion()
             .map(|entry| (entry.user_data(), entry.result()))
             .collect();
-        let any = !answers.is_empty();
         for (index, answer) in answers {
             if index == WAKE {
                 self.listen();
@@ -204,7 +203,6 @@ impl UringDevice {
                 }
             }
         }
-        any
     }
 }
 

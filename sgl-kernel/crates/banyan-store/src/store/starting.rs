@@ -24,6 +24,8 @@ use crate::writing::{Opened, Writer};
 const NUM_IO_THREADS: usize = 4;
 /// How often a thread's end is looked for.
 const END_PAUSE: Duration = Duration::from_millis(1);
+/// For a thread that waits for nothing, and only has to hear of its end.
+const MOMENT: Duration = Duration::from_millis(50);
 
 /// A device that the opener brings: one that fails on purpose, for tests.
 pub trait OtherDevice: Debug + Send + Sync {
@@ -66,19 +68,20 @@ pub(super) struct Threads {
 impl Threads {
     /// Waits for their ends, the clock's last: until then somebody may have to be let go. A thread that waits for a drive is left behind.
     pub(super) fn end(self, shared: &Shared, patience: Duration) {
-        join_within(self.io, "I/O thread", patience);
+        let deadline = Instant::now() + patience;
+        join_by(self.io, "I/O thread", deadline);
         shared.refresh_requests.close();
-        join_within(self.news, "thread that follows other writers", patience);
+        join_by(self.news, "thread that follows other writers", deadline);
         shared.watch.close();
-        join_within(self.clock, "clock", patience);
+        join_by(self.clock, "clock", deadline);
         if let Some(signs) = self.signs {
-            join_within(signs, "thread that gives signs of life", patience);
+            join_by(signs, "thread that gives signs of life", deadline);
         }
     }
 }
 
-fn join_within(thread: JoinHandle<()>, name: &str, patience: Duration) {
-    let deadline = Instant::now() + patience;
+fn join_by(thread: JoinHandle<()>, name: &str, deadline: Instant) {
+    let deadline = deadline.max(Instant::now() + MOMENT);
     while !thread.is_finished() && Instant::now() < deadline {
         thread::sleep(END_PAUSE);
     }
@@ -241,5 +244,32 @@ fn make_engine(choice: &EngineChoice) -> Result<(Box<dyn Device>, String)> {
             Ok(device) => Ok((Box::new(device), "io_uring".into())),
             Err(cause) => Ok((threads()?, format!("threads (no io_uring: {cause})"))),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::directory::Stripe;
+    use crate::geometry::Geometry;
+    use crate::state::State;
+    use crate::testing::Scratch;
+
+    #[test]
+    fn threads_when_none_of_them_ends_then_left_behind_by_one_deadline() {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let geometry = Arc::new(Geometry::new(&[4096]).unwrap());
+        let shared = Shared::new(stripe, geometry, None, State::new([1; 4]), None);
+        let stuck = || thread::spawn(|| thread::sleep(Duration::from_secs(30)));
+        let threads = Threads {
+            io: stuck(),
+            news: stuck(),
+            clock: stuck(),
+            signs: Some(stuck()),
+        };
+        let (patience, began) = (Duration::from_millis(400), Instant::now());
+        threads.end(&shared, patience);
+        assert!(began.elapsed() < 2 * patience);
     }
 }
