@@ -49,6 +49,8 @@ PORTS = range(15000, 21600, 10)
 """SGLang counts more ports up from its own, up to 240, and has others from 22,000 to 29,999 by lot. What it has chosen,
 it binds later: nobody else must find it free meanwhile."""
 _turns = itertools.cycle(random.sample(PORTS, len(PORTS)))
+_own: dict[int, socket.socket] = {}
+"""By port, what keeps other programs of this machine from being given it, too, until this one ends."""
 
 
 class Process(Protocol):
@@ -327,11 +329,25 @@ def write_secret(path: Path) -> Path:
     return path.resolve()
 
 
+def _claim(port: int) -> None:
+    """Raises OSError where another program has it."""
+    if port not in _own:
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0banyan-port-{port}")
+        except OSError:
+            claim.close()
+            raise
+        _own[port] = claim
+
+
 def free_port() -> int:
     """A port that nobody listens on now, below those that SGLang has by lot and the system gives to connections. This
-    program gets none twice before all others had their turn: what it got, it binds seconds later."""
+    program gets none twice before all others had their turn, and none that another one has got by this function: what
+    it got, it binds seconds later."""
     for port in itertools.islice(_turns, len(PORTS)):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
+            _claim(port)
             return port
     raise OSError(f"no free port from {PORTS.start} to {PORTS.stop}")

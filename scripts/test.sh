@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# All tests. Those that keep one core busy run in two halves at the same time; servers have the machine for themselves.
+# All tests. Those that keep one core busy run in two halves at the same time; servers have the machine for themselves,
+# two modules of tests at a time where memory does for both.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -23,6 +24,7 @@ other=$?
 wait $half
 one=$?
 cat build/test.txt
-"$PY" -m pytest test/e2e
+streams=$(awk '/^MemAvailable:/ { print ($2 > 18 * 2^20) ? 2 : 0 }' /proc/meminfo)
+"$PY" -m pytest test/e2e -v -n "$streams" --dist loadgroup --no-loadscope-reorder
 servers=$?
 exit $((one | other | servers))

@@ -181,8 +181,12 @@ def alone():
 
 
 def pytest_collection_modifyitems(items):
-    """Tests with servers of their own come first: beside the two shared ones, memory would not do for them."""
+    """Tests with servers of their own come first: beside the two shared ones, memory would not do for them. Where
+    modules run side by side, one process has all tests of a module, and one all of the shared servers."""
     items.sort(key=lambda item: "_servers" in item.fixturenames)
+    for item in items:
+        shared = "_servers" in item.fixturenames
+        item.add_marker(pytest.mark.xdist_group("shared servers" if shared else item.module.__name__))
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -193,6 +194,15 @@ def test_free_port_when_asked_again_before_it_is_bound_then_another_is_given():
     ports = [free_port() for _ in range(200)]
     assert len(set(ports)) == len(ports)
     assert all(0 < port < 65536 for port in ports)
+
+
+def test_free_port_when_another_program_was_given_it_then_the_next_one(monkeypatch):
+    first, second = free_port(), free_port()
+    monkeypatch.setattr(servers, "_turns", iter([first, second]))
+    servers._own.pop(first).close()
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(f"\0banyan-port-{first}")
+        assert free_port() == second
 
 
 @pytest.mark.parametrize(
