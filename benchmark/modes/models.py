@@ -7,6 +7,7 @@ one. Weights are drawn wide, so that attention, and with it every cached page, d
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import json
 import random
@@ -322,6 +323,19 @@ def ensure(shape: Shape, folder: Path = FOLDER) -> Path:
     return made(folder / shape.name, lambda scratch: _write(shape, scratch))
 
 
+def ensure_front(model: Path, num_layers: int, folder: Path = FOLDER) -> Path:
+    """The folder of the first layers of a checkpoint, with its words: a part of its time for other answers."""
+
+    def write(scratch: Path) -> None:
+        for file in model.iterdir():
+            if file.name != "config.json":
+                (scratch / file.name).symlink_to(file.resolve())
+        config = json.loads((model / "config.json").read_text())
+        (scratch / "config.json").write_text(json.dumps({**config, "num_hidden_layers": num_layers}))
+
+    return made(folder / f"{model.name}-{num_layers}", write)
+
+
 def ensure_draft(folder: Path = FOLDER) -> Path:
     """The folder of a draft of the Llama: one layer on its states (EAGLE); made when it is not there."""
     return made(folder / "llama-eagle", _write_eagle)
@@ -414,16 +428,19 @@ def _write(shape: Shape, scratch: Path) -> None:
 
 
 def made(target: Path, write: Callable[[Path], None]) -> Path:
-    """The folder `target`, which `write` fills, or has filled by this recipe before."""
+    """The folder `target`, which `write` fills, or has filled by this recipe before; of several programs that want it
+    at once, one does."""
     marker = json.dumps({"recipe": RECIPE})
-    if (target / "recipe.json").is_file() and (target / "recipe.json").read_text() == marker:
-        return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    write(scratch)
-    (scratch / "recipe.json").write_text(marker)
-    shutil.rmtree(target, ignore_errors=True)
-    scratch.rename(target)
+    with open(target.parent / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (target / "recipe.json").is_file() and (target / "recipe.json").read_text() == marker:
+            return target
+        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        write(scratch)
+        (scratch / "recipe.json").write_text(marker)
+        shutil.rmtree(target, ignore_errors=True)
+        scratch.rename(target)
     return target
 
 

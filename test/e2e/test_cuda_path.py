@@ -29,7 +29,7 @@ ENGINE = (
     *("--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled"),
     *("--max-total-tokens", str(POOL_TOKENS), "--page-size", str(PAGE_TOKENS), "--context-length", "1024"),
     # A fetch comes between two forwards of one prompt, too.
-    *("--chunked-prefill-size", "256", "--banyan-plan", "move"),
+    *("--chunked-prefill-size", "256", "--banyan-plan", "move", "--sleep-on-idle"),
 )
 
 

@@ -27,6 +27,7 @@ ENGINE = (
     # Four of the prompts have room.
     *("--max-total-tokens", "512", "--page-size", "16", "--context-length", "512", "--max-running-requests", "4"),
     *("--max-mamba-cache-size", "20", "--chunked-prefill-size", "64", "--banyan-plan", "move"),
+    "--sleep-on-idle",
 )
 
 

@@ -26,7 +26,7 @@ LEAST_TOKENS = PROMPT_TOKENS - 2 * PAGE
 NAMES = [f"kept-{number}" for number in range(4)]
 PUSHING = [f"pushing-{number}" for number in range(10)]
 # Room for 94 pages in the pool and for 139 in the arena; the prompts have 100, and what pushes them out 250.
-SMALL = ("--max-total-tokens", "1504", "--banyan-host-gb", "0.05")
+SMALL = ("--max-total-tokens", "1504", "--banyan-host-gb", "0.01")
 ROUTER_ASKS_S = 0.25
 # What the router has heard of a load may be old: it is not to go by that.
 WHEREVER = ("--hot-rank-factor", "inf")

@@ -19,7 +19,7 @@ from benchmark.servers import ServerSpec, beside, cpu_env, free_port, wait_ready
 from benchmark.warm import ForkedServer
 
 pytestmark = pytest.mark.e2e
-SHARES = ("--banyan-host-gb", "0.07", "--banyan-tenant-share", "0.5")
+SHARES = ("--banyan-host-gb", "0.014", "--banyan-tenant-share", "0.5")
 """An arena of some 200 pages of the model's."""
 NAME = "smollm"
 KEYS = {"acme": "a1", "umbrella": "u1", "initech": "i1"}

@@ -201,7 +201,7 @@ def test_prefix_when_it_is_longer_than_the_arena_then_its_beginning_comes_from_t
 ):
     ids = prompt("sunday", 850)
     expected = in_store(tiers.client, ids)
-    tiers.restart("--banyan-host-gb", "0.02")
+    tiers.restart("--banyan-host-gb", "0.004")
     for _ in range(2):
         output, meta = tiers.client.generate(ids, rank=0)
         details = meta["cached_tokens_details"]

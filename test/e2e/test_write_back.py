@@ -11,7 +11,7 @@ from benchmark.warm import ForkedServer
 pytestmark = pytest.mark.e2e
 
 PAGE = 16
-SIZES = ("--max-total-tokens", "1600", "--banyan-host-gb", "0.07")
+SIZES = ("--max-total-tokens", "1600", "--banyan-host-gb", "0.014")
 """A hundred pages each, of a rank: what comes up lies in both for a moment."""
 NUM_PROMPTS = 5
 PROMPT_TOKENS = 480
