@@ -25,6 +25,6 @@ wait $half
 one=$?
 cat build/test.txt
 streams=$(awk '/^MemAvailable:/ { print ($2 > 18 * 2^20) ? 2 : 0 }' /proc/meminfo)
-"$PY" -m pytest test/e2e -v -n "$streams" --dist loadgroup --no-loadscope-reorder
+"$PY" -m pytest test/e2e -v -n "$streams" --dist loadfile --no-loadscope-reorder
 servers=$?
 exit $((one | other | servers))

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from banyan.planner import Action
 from benchmark.engine import plan_hints
@@ -139,6 +140,8 @@ def until(
         time.sleep(0.2)
 
 
+WITH_SHARED_SERVERS = ("test_dispatch.py", "test_observe.py", "test_planner.py", "test_sharing.py", "test_tenants.py")
+
 _AWAKE: list[Server] = []
 """The one with Banyan, once both are up."""
 
@@ -184,14 +187,22 @@ def alone():
         server.awake()
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Tests with servers of their own come first: beside the two shared ones, memory would not do for them. Where
-    modules run side by side, one process has all tests of a module, and one all of the shared servers."""
+    """Tests with servers of their own come first: beside the two shared ones, memory would not do for them."""
     items.sort(key=lambda item: "_servers" in item.fixturenames)
-    for item in items:
-        shared = "_servers" in item.fixturenames
-        item.add_marker(pytest.mark.xdist_group("shared servers" if shared else item.module.__name__))
+    assert {item.path.name for item in items if "_servers" in item.fixturenames} <= {*WITH_SHARED_SERVERS}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Where two processes run tests, one has all of a module, and one all that share servers."""
+
+    class ByServers(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            module = super()._split_scope(nodeid)
+            return "shared servers" if Path(module).name in WITH_SHARED_SERVERS else module
+
+    return ByServers(config, log)
 
 
 @pytest.fixture(scope="session")
