@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 CODE := python cpu_engine lab benchmark test examples
-.PHONY: help overhead setup wheel compat serve demo bench test test-fast check fmt lock fuzz loom crash churn clean arm gpu-bundle gpu-check sim docs manifests modes pressure pd remote compare ranks soak deploy-check
+.PHONY: help overhead setup wheel compat serve demo bench test test-all test-fast check fmt lock fuzz loom crash churn clean arm gpu-bundle gpu-check sim docs manifests modes pressure pd remote compare ranks soak deploy-check
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -18,6 +18,9 @@ serve: setup ## start the server for your own use on port 30000 (OpenAI-compatib
 
 test: setup ## all tests: style, unit, property, native, the real engine; some of them: make test ARGS=PATH
 	@$(if $(ARGS),$(PY) -m pytest $(ARGS),scripts/test.sh)
+
+test-all: setup ## the same with stand-ins for GPUs, other programs and rarer modes: before a release, or where you changed one
+	@scripts/test.sh --all
 
 test-fast: setup ## the pure tests: seconds
 	@$(PY) -m pytest test/unit test/lab test/property -q $(ARGS)

@@ -22,7 +22,7 @@ sys.path[:0] = [path for path in (str(ROOT), str(ROOT / "python")) if path not i
 from benchmark.modes import asking, models  # noqa: E402
 from benchmark.servers import cpu_env, free_port  # noqa: E402
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.further]
 register_cpu_ci(est_time=60, suite="base-b-test-cpu")
 FLAGS = ["--dp", "2", "--device", "cpu", "--max-total-tokens", "8000", "--sleep-on-idle"]
 

@@ -28,7 +28,7 @@ from benchmark.router_failover import router
 from benchmark.servers import Server, ServerSpec, cpu_env, free_port, wait_ready
 from benchmark.warm import ForkedServer
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.further]
 
 PAGE = 16
 TURNS = 5

@@ -14,7 +14,7 @@ from benchmark.modes.run import ENV
 from benchmark.servers import ServerSpec, cpu_env, wait_ready
 from benchmark.warm import ForkedServer
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.further]
 IDLE_S = 2.0
 PROMPTS = [prompt(num_tokens, seed) for seed, num_tokens in enumerate((40, 200, 333))]
 

@@ -20,7 +20,7 @@ from benchmark.modes.run import ENV
 from benchmark.servers import ServerSpec, wait_ready
 from benchmark.warm import ForkedServer, Nursery
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.further]
 PAGE_TOKENS, NUM_TOKENS, POOL_TOKENS = 16, 6, 1500
 STAND_IN = Path(__file__).parents[1] / "cuda_stand_in"
 WITHOUT_WAITS = STAND_IN / "without_waits"

@@ -14,7 +14,7 @@ from benchmark.modes import models
 from benchmark.modes.run import ENV
 from benchmark.servers import ServerSpec, wait_ready
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.further]
 NUM_PROMPTS, PROMPT_TOKENS, NUM_TOKENS = 3, 100, 3
 KEPT_TOKENS = (PROMPT_TOKENS - 1) // models.STATE_TOKENS * models.STATE_TOKENS
 """As far as there is a state."""

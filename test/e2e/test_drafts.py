@@ -22,7 +22,7 @@ from benchmark.modes.run import ENV
 from benchmark.servers import ServerSpec, cpu_env, wait_ready
 from benchmark.warm import ForkedServer
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.further]
 FLAGS = ("--device", "cpu", "--max-total-tokens", "8000", "--sleep-on-idle", "--banyan-plan", "move")
 NUM_TOKENS, PAGE_TOKENS = 24, 16
 DAMAGE = Path(__file__).parents[1] / "gpu" / "without_draft_rows"

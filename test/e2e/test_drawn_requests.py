@@ -11,7 +11,7 @@ from benchmark.servers import wait_ready
 from benchmark.soak import rig
 from benchmark.warm import ForkedServer
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.further]
 NUM_REQUESTS = 600
 STRIDE = 29
 """No divisor of the number of values: of each field another few."""

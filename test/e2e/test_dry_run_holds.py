@@ -12,7 +12,7 @@ from benchmark.modes.run import ENV
 from benchmark.servers import ServerFailed, ServerSpec, cpu_env, wait_ready
 from benchmark.warm import ForkedServer
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.further]
 CORE = "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
 TLRU = ("--radix-eviction-policy", "tlru", "--radix-eviction-policy-config")
 STARTS = {

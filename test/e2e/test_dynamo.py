@@ -25,6 +25,8 @@ from benchmark.modes import models
 from benchmark.servers import Server, ServerSpec, beside, cpu_env, free_port, wait_ready
 from benchmark.warm import ForkedServer
 
+pytestmark = [pytest.mark.e2e, pytest.mark.further]
+
 PAGE = 16
 NUM_RANKS = 2
 NUM_TOLD_PAGES = 10_000

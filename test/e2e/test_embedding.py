@@ -15,7 +15,7 @@ from benchmark.modes import asking, models
 from benchmark.servers import ServerSpec, cpu_env, wait_ready
 from benchmark.warm import ForkedServer
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.further]
 PAGE = 16
 FLAGS = ("--device", "cpu", "--is-embedding", "--max-total-tokens", "8000", "--sleep-on-idle", "--banyan-plan", "move")
 

@@ -14,7 +14,7 @@ from benchmark.modes import models
 from benchmark.modes.run import ENV
 from benchmark.servers import Server, ServerSpec, cpu_env, wait_ready
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.further]
 
 
 def status_while_it_ends(client):

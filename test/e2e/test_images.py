@@ -11,7 +11,7 @@ from benchmark.modes import asking, pictures
 from benchmark.servers import ServerSpec, cpu_env, wait_ready
 from benchmark.warm import ForkedServer
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.further]
 PAGE_TOKENS = 16
 FLAGS = ("--device", "cpu", "--max-total-tokens", "1600", "--sleep-on-idle")
 ENV = (("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE", "1"),)

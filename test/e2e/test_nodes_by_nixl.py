@@ -18,7 +18,7 @@ from benchmark.remote_link import NIXL_ENV
 from benchmark.servers import Server, ServerSpec, cpu_env, free_port, wait_ready
 from benchmark.warm import ForkedServer
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.further]
 pytest.importorskip("nixl")
 
 PROGRAM = "banyan.transport.nixl.program"

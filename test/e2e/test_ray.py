@@ -23,7 +23,7 @@ from benchmark.modes.rows import MODES
 from benchmark.modes.run import run
 from benchmark.ray_serve import served
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.further]
 PAGE_TOKENS = 16
 ENGINE = ("--device", "cpu", "--max-total-tokens", "8000", "--context-length", "4096", "--sleep-on-idle")
 ACTORS = [mode for mode in MODES if mode.name.startswith("Ray actors")]

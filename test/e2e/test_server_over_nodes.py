@@ -27,6 +27,7 @@ from benchmark.two_nodes import ADDRESSES, TwoNodes
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.further,
     pytest.mark.skipif(not two_nodes.is_possible(), reason="networks of one's own take the right to make them"),
 ]
 

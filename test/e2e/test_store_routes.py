@@ -17,7 +17,7 @@ from benchmark.router_failover import router
 from benchmark.servers import ServerSpec, cpu_env, free_port, wait_ready
 from benchmark.warm import ForkedServer
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.further]
 
 PROMPT_TOKENS = 400
 LEAST_TOKENS = PROMPT_TOKENS - 2 * PAGE

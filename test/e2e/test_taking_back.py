@@ -18,7 +18,7 @@ from benchmark.pd_servers import PAGE_TOKENS, SERVER_ARGS, Pair
 from benchmark.servers import ServerSpec, cpu_env, wait_ready
 from benchmark.warm import ForkedServer
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.further]
 
 POOL_TOKENS = 1600
 PROMPT_TOKENS = 700

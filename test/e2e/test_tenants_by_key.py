@@ -18,7 +18,7 @@ from test.e2e.conftest import ARGS, MODEL, Client, until
 from benchmark.servers import ServerSpec, beside, cpu_env, free_port, wait_ready, write_secret
 from benchmark.warm import ForkedServer
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.further]
 SHARES = ("--banyan-host-gb", "0.014", "--banyan-tenant-share", "0.5")
 """An arena of some 200 pages of the model's."""
 NAME = "smollm"

@@ -18,7 +18,7 @@ from benchmark.modes import asking, models
 from benchmark.servers import ServerSpec, cpu_env, free_port, wait_ready
 from benchmark.warm import ForkedServer
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.further]
 PAGE_TOKENS = 16
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 CALLER = "b7ad6b7169203331"

@@ -21,7 +21,7 @@ import pytest
 from benchmark.modes import asking, models
 from benchmark.servers import Server, ServerSpec, cpu_env, free_port, wait_answers, wait_ready
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.further]
 ROOT = Path(__file__).parents[2]
 HERE = Path(sysconfig.get_path("purelib"))
 FLAGS = ("--device", "cpu", "--max-total-tokens", "8000", "--sleep-on-idle", "--banyan-plan", "move")
