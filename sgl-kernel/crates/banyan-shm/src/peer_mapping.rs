@@ -25,39 +25,19 @@ use crate::sync::Ordering;
 pub struct ReaderBit {
     rank_table: Arc<RankTable>,
     bit: u32,
-    /// Who has it then: a dead predecessor until what it had pinned is cleared, for the next one that claims.
-    heir: Identity,
 }
 
 impl ReaderBit {
     pub fn claim(rank_table: Arc<RankTable>, bit: u32) -> Result<Self> {
-        let heir = rank_table.claim_reader(bit)?;
-        let mut reader = Self {
-            rank_table,
-            bit,
-            heir,
-        };
-        if !heir.is_nobody() {
-            reader.forget_predecessor()?;
-            reader.heir = Identity::NOBODY;
+        let before = rank_table.claim_reader(bit)?;
+        if !before.is_nobody()
+            && let Err(error) = forget_predecessor(&rank_table, bit)
+        {
+            // For the next one that claims.
+            rank_table.release_reader(bit, before);
+            return Err(error);
         }
-        Ok(reader)
-    }
-
-    /// Clears what a dead predecessor has pinned, in any namespace: no lease is held under this bit yet. A frame table that cannot be opened has gone,
-    /// or its owner has; where nothing could be opened at the moment, an error.
-    fn forget_predecessor(&self) -> Result<()> {
-        let members =
-            (0..self.rank_table.num_slots()).map(|slot| (slot, self.rank_table.member(slot)));
-        for (slot, member) in members {
-            let Some(member) = member else { continue };
-            match PeerMapping::open(slot, &member) {
-                Ok((peer_mapping, _)) => peer_mapping.unpin_all(self.mask()),
-                Err(error) if error.may_pass() => return Err(error),
-                Err(_) => {}
-            }
-        }
-        Ok(())
+        Ok(Self { rank_table, bit })
     }
 
     fn mask(&self) -> u64 {
@@ -67,8 +47,24 @@ impl ReaderBit {
 
 impl Drop for ReaderBit {
     fn drop(&mut self) {
-        self.rank_table.release_reader(self.bit, self.heir);
+        self.rank_table.release_reader(self.bit, Identity::NOBODY);
     }
+}
+
+/// Clears what a dead predecessor has pinned, in any namespace: no lease is held under this bit yet. A frame table that cannot be opened has gone, or
+/// its owner has; where nothing could be opened at the moment, an error.
+fn forget_predecessor(rank_table: &RankTable, bit: u32) -> Result<()> {
+    for slot in 0..rank_table.num_slots() {
+        let Some(member) = rank_table.member(slot) else {
+            continue;
+        };
+        match PeerMapping::open(slot, &member) {
+            Ok((peer_mapping, _)) => peer_mapping.unpin_all(1 << bit),
+            Err(error) if error.may_pass() => return Err(error),
+            Err(_) => {}
+        }
+    }
+    Ok(())
 }
 
 /// What only a rank that copies needs.
