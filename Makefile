@@ -16,10 +16,10 @@ demo: setup ## real server, --dp 2, off against on; leaves build/demo/report.htm
 serve: setup ## start the server for your own use on port 30000 (OpenAI-compatible), two ranks on the CPU
 	@scripts/serve.sh $(ARGS)
 
-test: setup ## all tests: style, unit, property, native, the real engine; some of them: make test ARGS=PATH
+test: setup ## style, unit, property, native, the real engine, an hour; some of them: make test ARGS=PATH
 	@$(if $(ARGS),$(PY) -m pytest $(ARGS),scripts/test.sh)
 
-test-all: setup ## the same with stand-ins for GPUs, other programs and rarer modes: before a release, or where you changed one
+test-all: setup ## the same, and stand-ins for GPUs, other programs, rarer modes: before a release, or where you changed one
 	@scripts/test.sh --all
 
 test-fast: setup ## the pure tests: seconds

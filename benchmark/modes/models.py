@@ -430,17 +430,22 @@ def _write(shape: Shape, scratch: Path) -> None:
 def made(target: Path, write: Callable[[Path], None]) -> Path:
     """The folder `target`, which `write` fills, or has filled by this recipe before; of several programs that want it
     at once, one does."""
-    marker = json.dumps({"recipe": RECIPE})
+    marker, marked = json.dumps({"recipe": RECIPE}), target / "recipe.json"
+
+    def is_made() -> bool:
+        return marked.is_file() and marked.read_text() == marker
+
+    if is_made():
+        return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with open(target.parent / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if (target / "recipe.json").is_file() and (target / "recipe.json").read_text() == marker:
-            return target
-        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-        write(scratch)
-        (scratch / "recipe.json").write_text(marker)
-        shutil.rmtree(target, ignore_errors=True)
-        scratch.rename(target)
+        if not is_made():
+            scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+            write(scratch)
+            (scratch / marked.name).write_text(marker)
+            shutil.rmtree(target, ignore_errors=True)
+            scratch.rename(target)
     return target
 
 
