@@ -4,12 +4,12 @@
     python -m benchmark.alternatives --quick
     python -m benchmark.alternatives --data FOLDER --trace conversations --trace documents --repetitions 2
 
-Stock SGLang with two ranks, two stock servers behind SGLang's router, HiCache with a file backend that both ranks
-share, LMCache, and Banyan: plain, with a store, and two servers behind `banyan route`. All run on the same CPU engine,
-which one more row goes without (as_shipped). All have two ranks of one compute thread each, not pinned, equal pools,
-and the same DRAM and disk where they have such a tier. One system is up at a time, in an order that rotates with the
-repetition; each workload starts from empty caches. What has a disk is started anew and asked the same once more.
-Leaves build/compare/report.json and report.html; every request is in results.jsonl.
+Stock SGLang with two ranks, two stock servers behind SGLang's router, these with HiCache, HiCache alone and with a file
+backend that both ranks share, LMCache, and Banyan: plain, with a store, and two servers behind `banyan route`. All run
+on the same CPU engine, which one more row goes without (as_shipped). All have two ranks of one compute thread each, not
+pinned, equal pools, and the same DRAM and disk where they have such a tier. One system is up at a time, in an order
+that rotates with the repetition; each workload starts from empty caches. What has a disk is started anew and asked the
+same once more. Leaves build/compare/report.json and report.html; every request is in results.jsonl.
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ COLORS = {
     "stock": "#a9a49a",
     "stock_again": "#c4c0b6",
     "router": "#7d93ad",
+    "router_hicache": "#9a8fa3",
+    "hicache_dram": "#c9a98f",
     "hicache": "#b58a6a",
     "lmcache": "#b5a36a",
     "banyan": "#2f6f4f",

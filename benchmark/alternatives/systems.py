@@ -98,6 +98,17 @@ def systems_of(budget: Budget, disk: Path, hicache_path: str) -> dict[str, Syste
         System("stock", "stock SGLang, dp 2", (_one("stock", budget, "engine"),)),
         System("stock_again", "the same once more", (_one("stock_again", budget, "engine"),)),
         System("router", "SGLang's router, cache_aware", _two("router", budget, _plain), "cache_aware"),
+        System(
+            "router_hicache",
+            "SGLang's router, HiCache without files",
+            tuple(_with_hicache(spec, budget, hicache_path) for spec in _two("router_hicache", budget, _plain)),
+            "cache_aware",
+        ),
+        System(
+            "hicache_dram",
+            "HiCache without files",
+            (_with_hicache(_one("hicache_dram", budget, "engine"), budget, hicache_path),),
+        ),
         _hicache(budget, disk / "hicache", hicache_path),
         _lmcache(budget, disk / "lmcache.yaml"),
         System("banyan", "Banyan, dp 2", (_one("banyan", budget, "on", *_arena(budget, 1)),)),
@@ -113,7 +124,7 @@ def systems_of(budget: Budget, disk: Path, hicache_path: str) -> dict[str, Syste
 
 
 DEFAULT_SYSTEMS = (
-    *("as_shipped", "stock", "stock_again", "router", "hicache", "lmcache"),
+    *("as_shipped", "stock", "stock_again", "router", "router_hicache", "hicache_dram", "hicache", "lmcache"),
     *("banyan", "banyan_even", "banyan_store", "banyan_route"),
 )
 
@@ -149,21 +160,24 @@ def _arena(budget: Budget, num_servers: int) -> tuple[str, ...]:
 
 
 def _hicache(budget: Budget, disk: Path, path: str) -> System:
-    """HiCache with its file backend in one folder for both ranks. Other than SGLang's defaults are three settings.
-    Prefixes of one page are prefetched: prompts are scaled down here, so the default of 256 tokens would shut out most
-    of them. Transfers go by `direct` and host memory is laid out as `page_first_direct`: the defaults, `kernel` and
-    `page_first`, need kernels of a GPU, which the stand-in for `sgl_kernel` does not have."""
+    """HiCache with its file backend in one folder for both ranks. Prefixes of one page are prefetched: prompts are
+    scaled down here, so the default of 256 tokens would shut out most of them."""
     extra = {"max_size": budget.disk_bytes // NUM_RANKS, "prefetch_threshold": PAGE_TOKENS}
-    spec = _one(
-        "hicache",
-        budget,
-        "engine",
+    files = ("--hicache-storage-backend", "file", "--hicache-storage-backend-extra-config", json.dumps(extra))
+    spec = _with_hicache(_one("hicache", budget, "engine", *files), budget, path)
+    env = (*spec.env, ("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(disk)))
+    return System("hicache", "HiCache, files shared by both ranks", (replace(spec, env=env),), disk=disk)
+
+
+def _with_hicache(spec: ServerSpec, budget: Budget, path: str) -> ServerSpec:
+    """The server with HiCache, whose DRAM each rank has for itself. Other than SGLang's defaults are two settings:
+    transfers go by `direct` and host memory is laid out as `page_first_direct`. The defaults, `kernel` and
+    `page_first`, need kernels of a GPU, which the stand-in for `sgl_kernel` does not have."""
+    flags = (
         *("--enable-hierarchical-cache", "--hicache-ratio", f"{budget.dram_tokens / budget.pool_tokens:.4f}"),
         *("--hicache-io-backend", "direct", "--hicache-mem-layout", "page_first_direct"),
-        *("--hicache-storage-backend", "file", "--hicache-storage-backend-extra-config", json.dumps(extra)),
     )
-    env = (*spec.env, ("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(disk)), ("PYTHONPATH", path))
-    return System("hicache", "HiCache, files shared by both ranks", (replace(spec, env=env),), disk=disk)
+    return replace(spec, args=(*spec.args, *flags), env=(*spec.env, ("PYTHONPATH", path)))
 
 
 def _lmcache(budget: Budget, config: Path) -> System:

@@ -8,11 +8,14 @@ that is asked over and over among prompts that never come back, and its last qua
 at a time, from empty caches, in an order that rotates with the draw; all have the same tokens of pools together:
 
     single            one rank with all of them, sharing off
-    stock             stock SGLang, `--dp N`
-    router            N stock servers of one rank behind SGLang's router, cache_aware
+    stock             stock SGLang on the same CPU engine, `--dp N`
+    router            N such servers of one rank behind SGLang's router, cache_aware
     index NAME        `--banyan-share index`: Banyan places requests by policy NAME, nothing is fetched
-    banyan            `--enable-banyan` and no other flag
+    banyan            `--enable-banyan` and no other flag, but for `--dram`
     banyan no arena   `--banyan-host-gb 0`: the pools alone
+    hicache_dram      with `--dram`, two ranks: HiCache, its DRAM beside each rank's pool
+    router_hicache    the same in two servers behind SGLang's router
+    lmcache           the same DRAM in LMCache's server, for both ranks
 
 Recorded prompts say which pages they have in common and not what is in them, so tokens are drawn. Those of `documents`,
 `scan` and `hot` (the hot set alone) are made: they are long and share nothing. Leaves build/pressure/engine.json, and
@@ -32,8 +35,8 @@ from pathlib import Path
 from typing import Any
 
 from banyan.config import POLICY_CHOICES, SGLANG_POLICY
-from benchmark.alternatives.start import Running, running
-from benchmark.alternatives.systems import System
+from benchmark.alternatives.start import Running, hicache_path, running
+from benchmark.alternatives.systems import NUM_RANKS, Budget, System, systems_of, token_bytes_of
 from benchmark.compare import across_repetitions, mean_ratio, order_of_repetition
 from benchmark.load import Arrivals
 from benchmark.measure import RunResult, Workload, flush_cache, measure
@@ -42,7 +45,7 @@ from benchmark.model import DEFAULT_TARGET, ensure_model
 from benchmark.modes.models import WIDE, ensure, random_prompt
 from benchmark.pressure.copies import most_distinct_share
 from benchmark.pressure.workloads import SOURCES, Drawn, documents, hot, recorded, scan
-from benchmark.processor import CPU_ENGINE
+from benchmark.processor import CPU_ENGINE, dtype_for, features_here
 from benchmark.results import append_lines, write_report
 from benchmark.servers import ServerSpec, Share, cpu_env, unwind_on_sigterm
 from benchmark.warm import ForkedServer
@@ -51,9 +54,12 @@ from benchmark.workload.known import KnownPrompts
 PAGE_TOKENS = 16
 CONTEXT_TOKENS = 4096
 OUTPUT_TOKENS = 8
+DTYPE = dtype_for(features_here())
 MADE = {"documents": documents, "scan": scan, "hot": hot}
 INDEX_POLICIES = tuple(policy for policy in POLICY_CHOICES if policy != SGLANG_POLICY)
 SYSTEMS = ("single", "stock", "router", *(f"index {policy}" for policy in INDEX_POLICIES), "banyan", "banyan no arena")
+WITH_DRAM = ("hicache_dram", "router_hicache", "lmcache")
+"""Those of `benchmark.alternatives` that have no place here without `--dram`."""
 
 
 def prompts_of(pages: Sequence[Sequence[int]], draw: str) -> KnownPrompts:
@@ -94,14 +100,14 @@ def system_of(name: str, num_ranks: int, total_tokens: int, num_cores: int) -> S
     if name == "single":
         return System(name, name, one(1, "off"))
     if name == "stock":
-        return System(name, name, one(num_ranks, "stock"))
+        return System(name, name, one(num_ranks, "engine"))
     if name == "banyan":
         return System(name, name, one(num_ranks, "on"))
     if name == "banyan no arena":
         return System(name, name, one(num_ranks, "on", "--banyan-host-gb", "0"))
     if name == "router":
         envs = [cpu_env(dp=1, first_core=rank % num_cores) for rank in range(num_ranks)]
-        specs = (_spec(f"router-{rank}", 1, "stock", total_tokens // num_ranks, env) for rank, env in enumerate(envs))
+        specs = (_spec(f"router-{rank}", 1, "engine", total_tokens // num_ranks, env) for rank, env in enumerate(envs))
         return System(name, name, tuple(specs), front="cache_aware")
     share, _, policy = name.partition(" ")
     if share == "index" and policy in INDEX_POLICIES:
@@ -120,13 +126,23 @@ def _spec(
     return ServerSpec(label.replace(" ", "_"), dp, share, args, env)
 
 
+def systems_with_dram(total_tokens: int, num_dram_tokens: int, args: argparse.Namespace) -> dict[str, System]:
+    """By name, those with a tier beside their pools, all of one size and started alike."""
+    token_bytes = token_bytes_of(json.loads((args.model / "config.json").read_text()), DTYPE)
+    whole_pages = total_tokens // (NUM_RANKS * PAGE_TOKENS) * NUM_RANKS * PAGE_TOKENS
+    budget = Budget(whole_pages, num_dram_tokens, 0, token_bytes, DTYPE)
+    made = systems_of(budget, args.out / "disk", hicache_path(args.out / "plugin"))
+    return {name: made[name] for name in ("banyan", *WITH_DRAM)}
+
+
 def measure_draw(
-    draw: int, workloads: Sequence[Workload], total_tokens: int, args: argparse.Namespace
+    draw: int, workloads: Sequence[Workload], total_tokens: int, num_dram_tokens: int, args: argparse.Namespace
 ) -> list[RunResult]:
-    """Both runs on every system."""
+    """Both runs on every system. `num_dram_tokens`: beside the pools; 0: what Banyan takes by itself."""
     results = []
+    made = systems_with_dram(total_tokens, num_dram_tokens, args) if num_dram_tokens else {}
     for name in order_of_repetition(args.system, draw + 1):
-        system = system_of(name, args.ranks, total_tokens, args.num_cores)
+        system = made.get(name) or system_of(name, args.ranks, total_tokens, args.num_cores)
         with running(system, args.model, args.out / "logs", ForkedServer) as up:
             for server in up.servers:
                 asyncio.run(flush_cache(server.url))
@@ -201,9 +217,18 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--data", type=Path, help="folder of recorded workloads")
     parser.add_argument("--workload", choices=(*SOURCES, *MADE), default="agents")
-    parser.add_argument("--system", nargs="+", choices=SYSTEMS, help="only these (default: all)")
+    parser.add_argument(
+        "--system", nargs="+", choices=(*SYSTEMS, *WITH_DRAM), help="only these (default: all but the last three)"
+    )
     parser.add_argument("--prompts", type=int, default=30)
     parser.add_argument("--ratio", type=float, default=1.75, help="of the working set to all pools")
+    parser.add_argument(
+        "--dram",
+        type=float,
+        default=0.0,
+        metavar="R",
+        help="beside the pools, in working sets, for all that have a tier there (default: what Banyan takes by itself)",
+    )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--draws", type=int, default=5)
@@ -223,6 +248,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.data is None and args.workload not in MADE:
         parser.error(f"--workload {args.workload} is recorded: --data names the folder")
     args.system = args.system or list(SYSTEMS)
+    if args.dram and args.ranks != NUM_RANKS:
+        parser.error(f"--dram: measured with --ranks {NUM_RANKS} alone")
+    if not args.dram and (lacking := sorted(set(args.system) & set(WITH_DRAM))):
+        parser.error(f"--system {' '.join(lacking)}: how much DRAM, --dram says")
     unwind_on_sigterm()
     (args.out / "engine.jsonl").unlink(missing_ok=True)
     args.model = ensure(WIDE) if args.small else ensure_model(args.model)
@@ -233,16 +262,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         drawn = draw_from(args.prompts, draw)
         working_tokens = drawn.num_distinct * PAGE_TOKENS
         total_tokens = int(working_tokens / args.ratio)
+        num_dram_tokens = int(working_tokens * args.dram)
         most_distinct = most_distinct_share(drawn.prompts, args.ranks, total_tokens // PAGE_TOKENS)
         sizes.append(
             {
                 "draw": draw,
                 "working_set_tokens": working_tokens,
                 "pool_tokens_of_all_ranks": total_tokens,
+                "dram_tokens": num_dram_tokens,
                 "most_distinct_share": round(most_distinct, 4),
             }
         )
-        results += measure_draw(draw, workloads_of(drawn, draw, args.concurrency), total_tokens, args)
+        results += measure_draw(draw, workloads_of(drawn, draw, args.concurrency), total_tokens, num_dram_tokens, args)
         # Each draw is written down when it is over: a run of hours that is cut short has lost nothing.
         rows = [row_of(name, results) for name in args.system]
         write_report(args.out / "engine.json", {"rows": rows, "draws": sizes}, args)

@@ -95,9 +95,12 @@ class TestSystems:
         for name in ("banyan", "banyan_even", "banyan_store", "banyan_route"):
             total = sum(float(flag(spec, "--banyan-host-gb")) for spec in made[name].specs)
             assert total == pytest.approx(BUDGET.dram_gib, rel=1e-4)
-        spec = made["hicache"].specs[0]
-        tokens = spec.dp * int(flag(spec, "--max-total-tokens")) * float(flag(spec, "--hicache-ratio"))
-        assert tokens == pytest.approx(BUDGET.dram_tokens, rel=1e-3)
+        for name in ("hicache", "hicache_dram", "router_hicache"):
+            tokens = sum(
+                spec.dp * int(flag(spec, "--max-total-tokens")) * float(flag(spec, "--hicache-ratio"))
+                for spec in made[name].specs
+            )
+            assert tokens == pytest.approx(BUDGET.dram_tokens, rel=1e-3)
         assert made["lmcache"].lmcache.dram_gib == BUDGET.dram_gib
 
     def test_systems_with_a_disk_when_listed_then_all_have_the_same(self):

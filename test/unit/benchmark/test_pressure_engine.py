@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real servers under pressure: prompts that share what the recorded ones share, systems of one budget, rows."""
 
+import argparse
 import json
 
 import pytest
@@ -61,7 +62,41 @@ def test_system_when_it_is_started_then_all_its_ranks_hold_the_same_together(nam
         held += spec.dp * int(flags["--max-total-tokens"])
         assert (flags.get("--banyan-host-gb") == "0") == (name == "banyan no arena")
     assert 40_000 - num_ranks * engine.PAGE_TOKENS < held <= 40_000
-    assert {spec.share for spec in system.specs} <= {"stock", "off", "index", "on"}
+    assert {spec.share for spec in system.specs} <= {"engine", "off", "index", "on"}
+
+
+def test_systems_when_dram_is_given_then_all_with_a_tier_have_as_much_and_pools_of_whole_pages(tmp_path):
+    (tmp_path / "config.json").write_text(
+        '{"num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 512}'
+    )
+    args = argparse.Namespace(model=tmp_path, out=tmp_path / "out")
+    made = engine.systems_with_dram(20_001, 10_000, args)
+    assert set(made) == {"banyan", *engine.WITH_DRAM}
+    for name, system in made.items():
+        flags = [dict(zip(spec.args[:-1], spec.args[1:], strict=True)) for spec in system.specs]
+        pools = [spec.dp * int(of["--max-total-tokens"]) for spec, of in zip(system.specs, flags, strict=True)]
+        assert (name, sum(pools)) == (name, 20_000)
+        if "hicache" in name:
+            held = sum(tokens * float(of["--hicache-ratio"]) for tokens, of in zip(pools, flags, strict=True))
+            assert held == pytest.approx(10_000)
+        assert "--hicache-storage-backend" not in flags[0] and "--banyan-store" not in flags[0]
+    assert made["lmcache"].lmcache.dram_gib == pytest.approx(
+        float(flags_of(made["banyan"])["--banyan-host-gb"]), rel=1e-4
+    )
+
+
+def flags_of(system):
+    (spec,) = system.specs
+    return dict(zip(spec.args[:-1], spec.args[1:], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"), [(["--system", "lmcache"], "--dram says"), (["--dram", "1", "--ranks", "4"], "--ranks 2")]
+)
+def test_main_when_dram_is_asked_for_in_part_then_it_says_what_is_lacking(flags, named, capsys):
+    with pytest.raises(SystemExit):
+        engine.main(["--workload", "documents", *flags])
+    assert named in capsys.readouterr().err
 
 
 def test_row_when_draws_differ_then_ratios_are_within_a_draw():
