@@ -224,6 +224,20 @@ def test_unused_when_ranks_have_window_pages_too_then_those_do_not_count():
     assert unused_by_rank([*full, member(4, 1), member(6, 1)], TWO_RANKS, 16) == {0: 0, 1: 960}
 
 
+def test_unused_when_requests_run_then_what_they_hold_and_nobody_finds_is_no_room(node):
+    rank_table, _ = node
+    used = [LoadSnapshot(timestamp=time.time(), dp_rank=rank, max_total_num_tokens=1_000) for rank in range(2)]
+    used[1].num_used_tokens = 700
+    dispatcher = Dispatcher(2, LMetric())
+    placer = placer_of(rank_table, dispatcher=dispatcher, snapshots=used)
+    for held, expected in (({0: 960, 1: 960}, [960, 300]), ({0: 0, 1: 160}, [0, 160]), ({}, [None, None])):
+        placer._probe.unused_tokens = lambda now_s, held=held: held
+        placer.read_loads()
+        assert [state.unused_tokens for state in dispatcher.states([0, 1])] == expected
+        for snapshot in used:
+            snapshot.timestamp += 1
+
+
 def test_place_when_a_rank_holds_the_prefix_then_it_is_named_with_the_reason(node):
     rank_table, ranks = node
     ranks[1].frame_table.publish(frames(1, 2, 3), page_keys(list(range(48))))

@@ -101,7 +101,7 @@ class Placer:
         # A rank that says nothing has no more room than the others: it would draw all that is new.
         least = min(unused_tokens.values(), default=None)
         for snapshot in self._read_snapshots():
-            unused = unused_tokens.get(snapshot.dp_rank, least)
+            unused = _unused(snapshot, unused_tokens.get(snapshot.dp_rank, least))
             self._dispatcher.reported(snapshot.dp_rank, report_of(snapshot, self._taken_s(snapshot), unused))
             self._probe.has_room_for(snapshot.dp_rank, snapshot.max_total_num_tokens)
         for rank, num_tokens in self._probe.read_queue_tokens().items():
@@ -182,6 +182,14 @@ class Placer:
                 raise ValueError(f"policy {name!r} is none of {', '.join(POLICIES)}")
             self._named[name] = POLICIES[name]()
         return self._named[name]
+
+
+def _unused(snapshot: Any, unpublished_tokens: int | None) -> int | None:
+    """Room for a prompt: where no page lies that others find. What requests that run have there and nobody finds yet is
+    no room either; SGLang counts it as used, and what they share with others, too."""
+    if unpublished_tokens is None:
+        return None
+    return min(unpublished_tokens, max(0, snapshot.max_total_num_tokens - snapshot.num_used_tokens))
 
 
 def _session_rank(req: Any, active: Collection[int]) -> int | None:
