@@ -96,6 +96,15 @@ def beside_warm_ones(title: str, arm: str, kept: str = "cold_prompts") -> Line:
 FIRST, SECOND = (f"ttft_ratios/on_to_off_{run}_run" for run in ("first", "second"))
 EIGHT_RANKS = "rows/dp=8,requests_per_rank=16"
 NO_ARENA = "rows/system=banyan no arena"
+SECOND_PASS = "rows/system={}/runs/2/cached_share"
+PASSES = ("1/cached_share", "2/cached_share", "2/ttft_s_mean")
+IN_AS_MUCH_DRAM = {
+    "banyan": "| Banyan, with that much DRAM |",
+    "router_hicache": "two servers with HiCache |",
+    "lmcache": "| LMCache, ranks in turns |",
+    "hicache_dram": "| HiCache, ranks in turns |",
+    "router": "two servers, no DRAM |",
+}
 AGENTS = "rows/trace=coding_agents,phase=cold,system={}"
 DOCUMENTS = "rows/trace=documents,phase=cold,system={}/cached_share"
 STEPS = "by_ranks/{}/case={} streams/scheduler_step_us"
@@ -120,6 +129,7 @@ LINES = [
     line(
         README,
         "**[Other systems with equal means]",
+        *of("pressure_dram", said.middle, *map(SECOND_PASS.format, ("banyan", "router_hicache", "lmcache"))),
         *of("alternatives", said.share, *map(DOCUMENTS.format, ("hicache", "banyan"))),
         BEHIND_A_ROUTER,
         ON_RANKS_THAT_SHARE,
@@ -175,16 +185,22 @@ LINES = [
     ),
     line(
         PAGE,
-        "agents' prompts, 1.75 times",
-        *of(
-            "pressure",
-            said.share,
-            *(f"rows/system={name}/runs/2/cached_share" for name in ("banyan", "router", "single")),
-        ),
+        "with DRAM for 0.6 of them",
+        *of("pressure_dram", ranged, *map(SECOND_PASS.format, IN_AS_MUCH_DRAM)),
+        *of("pressure_dram", ranged, "rows/system=banyan/ttft_to_router/2"),
     ),
     line(
         PAGE,
-        "with the host arena switched off",
+        "with DRAM for 1.2 of them",
+        *of("pressure_dram_large", said.two_rounds, *map(SECOND_PASS.format, [*IN_AS_MUCH_DRAM][:-1])),
+    ),
+    *(
+        line(CAPACITY, mark, *of("pressure_dram", ranged, *(f"rows/system={name}/runs/{part}" for part in PASSES)))
+        for name, mark in IN_AS_MUCH_DRAM.items()
+    ),
+    line(
+        PAGE,
+        "the same without DRAM",
         *of("pressure_small", ranged, f"{NO_ARENA}/hits_to_router", f"{NO_ARENA}/hits_to_single"),
         *(
             Figure(kept, "rows", said.mean_hits_over(other))
