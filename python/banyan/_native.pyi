@@ -810,11 +810,12 @@ def store_check(paths: list[str]) -> dict[str, Any]:
 def store_repair(paths: list[str]) -> dict[str, Any]:
     """As `store_check`, and withdraw what is bad. Shelves whose writer lives are only checked."""
 
-def store_evict(paths: list[str], shelf: str | None) -> list[str]:
-    """Remove shelves whose writer is gone, all of them or the one named as `store_survey` does; those removed.
+def store_remove(paths: list[str], shelf: str) -> None:
+    """Remove the shelf, named as `store_survey` does. ValueError for one that is in use or not there."""
 
-    ValueError for a shelf that is in use or not there.
-    """
+def store_remove_idle(paths: list[str]) -> tuple[list[str], int]:
+    """Remove all shelves whose writer is gone: which were, and how many could not be, for each of which a line says
+    why."""
 
 def store_ceiling(path: str, kind: str, request_bytes: int, num_requests: int, depth: int, memory: str) -> float:
     """Seconds that plain io_uring takes for so many requests of one size to the file at `path` (made if too short).

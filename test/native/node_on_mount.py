@@ -30,7 +30,7 @@ def main(path: str, boot_id_file: str) -> None:
     become_node(boot_id_file)
     from store_rig import LAYER_BYTES, SPACE, filled, frame, keys, offsets
 
-    from banyan._native import store_evict, store_survey
+    from banyan._native import store_remove_idle, store_survey
     from banyan.store.backends import native_store, open_store
     from banyan.store.location import StoreLocation
 
@@ -60,7 +60,7 @@ def main(path: str, boot_id_file: str) -> None:
             )
             print("fetched", found.num_pages, num_same, len(failed), flush=True)
         elif what == "evict":
-            print("evicted", *store_evict([path], None), flush=True)
+            print("evicted", *store_remove_idle([path])[0], flush=True)
         elif what == "survey":
             print("survey", *(int(shelf["is_in_use"]) for shelf in store_survey([path])["shelves"]), flush=True)
         else:

@@ -17,7 +17,7 @@ from node_on_mount import NUM_PAGES
 from processes import Process
 from store_rig import LAYER_BYTES, SPACE, until
 
-from banyan._native import Store, store_evict, store_survey
+from banyan._native import Store, store_remove_idle, store_survey
 
 HERE = Path(__file__).parent
 SILENCE_S = 301
@@ -191,7 +191,7 @@ def test_folder_when_one_node_has_it_on_its_drive_and_exports_it_then_neither_ta
     assert asked(guest, f"keep {pages(0)}", "kept") == [str(NUM_PAGES)]
     other.close()
     assert sum(shelf["is_in_use"] for shelf in store_survey(home)["shelves"]) == 2
-    assert len(store_evict(home, None)) == 1
+    assert len(store_remove_idle(home)[0]) == 1
     again = Store.open(home, b"n" * 32, LAYER_BYTES, quota_bytes=SPACE.quota_bytes, floor_bytes=0)
     assert again.stats()["adopted_pages"] == 0
     again.close()

@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from banyan import faults
-from banyan.arena.backup_copies import BackupCopies, Landed, Sent
+from banyan.arena.backup_copies import BackupCopies, Placed
 from banyan.arena.residency import Residency
 from banyan.arena.write_back import WriteBack
 from banyan.ports import Match, Peers
@@ -130,9 +130,9 @@ class Backup:
             self._num_queued -= num_dropped
             self._counters.backups_dropped_pages += num_dropped
 
-    def poll(self) -> list[Landed]:
+    def poll(self) -> list[Placed]:
         """Publish what has landed since the last call, and send what is queued. Never blocks."""
-        landed: list[Landed] = []
+        landed: list[Placed] = []
         self._try(self.write_back.send)
         while self._copies.has_ended:
             landed += self._copies.land()
@@ -192,7 +192,7 @@ class Backup:
                 continue
             self._copies.take(found, moved)
 
-    def _claimed(self, chain: _Queued) -> tuple[Match, Sent] | None:
+    def _claimed(self, chain: _Queued) -> tuple[Match, Placed] | None:
         """What the pool holds of the chain, with frames for as much as there is room for; the rest is queued again.
         None where nothing is to be copied."""
         num_present = self._copies.num_present(chain.keys)
@@ -208,7 +208,7 @@ class Backup:
         moved = keys[: len(frames)]
         if len(frames) < found.num_pages and (not self.write_back.is_on or self._residency.num_free):
             self._enqueue(_Queued(keys[len(frames) : found.num_pages], [*behind, *moved]))
-        return found, Sent(moved, frames)
+        return found, Placed(moved, frames)
 
     def quiesce(self) -> None:
         """Wait for what is on its way and forget it."""

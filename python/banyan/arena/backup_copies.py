@@ -26,23 +26,16 @@ MOST_COPIES = 16
 """At a time: each takes the scheduler some launches on a GPU."""
 
 
-class Sent(msgspec.Struct, frozen=True):
-    """Pages of a chain with the frames that they land in."""
+class Placed(msgspec.Struct, frozen=True):
+    """Pages of a chain, in the order of their prefix, and the arena's frames for them."""
 
     keys: Sequence[str]
     frames: list[int]
 
 
 class _Moving(msgspec.Struct, frozen=True):
-    chains: Sequence[Sent]
+    chains: Sequence[Placed]
     copy: Copy
-
-
-class Landed(msgspec.Struct, frozen=True):
-    """Pages that have just become resident, in the order of their prefix."""
-
-    keys: Sequence[str]
-    frames: Sequence[int]
 
 
 class BackupCopies:
@@ -67,7 +60,7 @@ class BackupCopies:
         self._counters = counters
         self._moving: deque[_Moving] = deque()
         self._on_their_way: set[str] = set()
-        self._leased: list[tuple[Lease, Sent]] = []
+        self._leased: list[tuple[Lease, Placed]] = []
         """What the next copy is to bring."""
 
     @property
@@ -108,7 +101,7 @@ class BackupCopies:
             num_present += 1
         return num_present
 
-    def take(self, found: Match, wanted: Sent) -> bool:
+    def take(self, found: Match, wanted: Placed) -> bool:
         """Lease pages of the pool for the next copy; whether they were still there."""
         lease = None
         try:
@@ -154,7 +147,7 @@ class BackupCopies:
         """Whether the oldest copy has."""
         return bool(self._moving) and self._moving[0].copy.has_ended
 
-    def land(self) -> list[Landed]:
+    def land(self) -> list[Placed]:
         """Publish what the oldest copy has brought."""
         moving = self._moving.popleft()
         for chain in moving.chains:
@@ -165,16 +158,16 @@ class BackupCopies:
             return []
         return [landed for chain in moving.chains if (landed := self._published(chain)).keys]
 
-    def _published(self, chain: Sent) -> Landed:
+    def _published(self, chain: Placed) -> Placed:
         # Another rank may have been as quick with the same pages: one copy is enough for the node.
         num_twice = self._num_in_arena(chain.keys)
         self._residency.abandon(chain.frames[:num_twice])
         keys, frames = chain.keys[num_twice:], chain.frames[num_twice:]
         self._residency.publish(frames, keys)
         self._counters.backed_up_pages += len(keys)
-        return Landed(keys, frames)
+        return Placed(keys, frames)
 
-    def _give_up(self, sent: Iterable[Sent]) -> None:
+    def _give_up(self, sent: Iterable[Placed]) -> None:
         """They have not come."""
         for chain in sent:
             self._on_their_way.difference_update(chain.keys)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from banyan.arena.backup_copies import BackupCopies, Sent
+from banyan.arena.backup_copies import BackupCopies, Placed
 from banyan.arena.residency import Residency
 from banyan.telemetry import Counters
 
@@ -75,7 +75,7 @@ class WriteBack:
             frames = self._residency.claim(found.num_pages, behind, keys)
             self.has_room = self._may_have_frames = len(frames) == found.num_pages
         self._counters.backups_dropped_pages += len(keys) - len(frames)
-        wanted = Sent(keys[: len(frames)], frames)
+        wanted = Placed(keys[: len(frames)], frames)
         return bool(frames) and self._copies.take(found, wanted) and len(frames) == len(keys)
 
     def send(self) -> None:

@@ -7,7 +7,7 @@ import argparse
 import json
 from typing import Any
 
-from banyan._native import store_check, store_evict, store_repair, store_survey
+from banyan._native import store_check, store_remove, store_remove_idle, store_repair, store_survey
 from banyan.features.stores import NIXL_POSIX
 from banyan.features.stores.nixl_files import survey
 from banyan.store.location import FILE, HF3FS, StoreLocation
@@ -74,8 +74,9 @@ def store_command(args: argparse.Namespace) -> int:
     else:
         for name, value in result.items():
             print(f"{name}: {value}")
-    # What is told is not all there is: a line for each shelf says why.
-    return UNREPAIRED if result.get("num_unreadable_shelves") else CLEAN
+    # What is told or gone is not all there is: a line for each shelf says why.
+    passed_over = result.get("num_unreadable_shelves") or result.get("num_unremoved_shelves")
+    return UNREPAIRED if passed_over else CLEAN
 
 
 def _asked(args: argparse.Namespace) -> dict[str, Any]:
@@ -84,8 +85,16 @@ def _asked(args: argparse.Namespace) -> dict[str, Any]:
         return survey(location.paths)
     paths = paths_of(args.path)
     if args.what == "evict":
-        return {"removed_shelves": store_evict(paths, args.shelf)}
+        return _removed(paths, args.shelf)
     return _totals(store_survey(paths)) if args.what == "stat" else store_survey(paths)
+
+
+def _removed(paths: list[str], shelf: str | None) -> dict[str, Any]:
+    if shelf is not None:
+        store_remove(paths, shelf)
+        return {"removed_shelves": [shelf], "num_unremoved_shelves": 0}
+    removed, num_unremoved = store_remove_idle(paths)
+    return {"removed_shelves": removed, "num_unremoved_shelves": num_unremoved}
 
 
 def _location(text: str) -> StoreLocation:

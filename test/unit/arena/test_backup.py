@@ -15,7 +15,7 @@ from banyan import faults
 from banyan._native import FrameTable, Lease, Match, Peers, RankTable, SharedBytes
 from banyan.arena import backup
 from banyan.arena.backup import Backup
-from banyan.arena.backup_copies import Landed
+from banyan.arena.backup_copies import Placed
 from banyan.arena.residency import Residency
 from banyan.core import Run, SourceKind
 from banyan.layout import BlockGeometry
@@ -64,7 +64,7 @@ class Host:
             self.rank.frame_table, self.rank.peers, slot=slot, slots=[1 - slot, *ARENAS], counters=self.counters
         )
 
-    def wait_landed(self) -> list[Landed]:
+    def wait_landed(self) -> list[Placed]:
         deadline = time.monotonic() + 5
         landed = self.backup.poll()
         while not landed and time.monotonic() < deadline and self.backup._copies._moving:

@@ -85,8 +85,15 @@ def test_evict_when_a_shelf_is_in_use_then_it_stays(path: Path, capsys) -> None:
     status, answer = run(capsys, "store", "evict", path, "--shelf", shelf)
     assert status == 8 and "in use" in answer["error"]
     store.close()
-    assert run(capsys, "store", "evict", path)[1] == {"removed_shelves": [shelf]}
+    assert run(capsys, "store", "evict", path)[1] == {"removed_shelves": [shelf], "num_unremoved_shelves": 0}
     assert run(capsys, "store", "stat", path)[1]["num_records"] == 0
+
+
+def test_evict_when_a_shelf_cannot_be_removed_then_counted_and_the_status_says_so(path: Path, capsys) -> None:
+    (shelf,) = path.glob("**/shelf-*")
+    (shelf / "in the way").mkdir()
+    status, answer = run(capsys, "store", "evict", path)
+    assert (status, answer) == (4, {"removed_shelves": [], "num_unremoved_shelves": 1})
 
 
 @pytest.mark.parametrize("command", [("fsck",), ("store", "ls"), ("store", "evict")])

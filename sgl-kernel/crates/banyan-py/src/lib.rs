@@ -61,7 +61,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(store_check::store_check, module)?)?;
     module.add_function(wrap_pyfunction!(store_check::store_repair, module)?)?;
     module.add_function(wrap_pyfunction!(store_check::store_survey, module)?)?;
-    module.add_function(wrap_pyfunction!(store_check::store_evict, module)?)?;
+    module.add_function(wrap_pyfunction!(store_check::store_remove, module)?)?;
+    module.add_function(wrap_pyfunction!(store_check::store_remove_idle, module)?)?;
     #[cfg(feature = "ceiling")]
     module.add_function(wrap_pyfunction!(store_ceiling::store_ceiling, module)?)?;
     Ok(())

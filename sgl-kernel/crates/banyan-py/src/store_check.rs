@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use banyan_store::check::{self, Report, ShelfReport, Survey, Treatment};
+use banyan_store::check::{self, Removal, Report, ShelfReport, Survey, Treatment};
 use banyan_store::directory::Stripe;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -91,20 +91,23 @@ fn shelf_to_py<'py>(py: Python<'py>, shelf: &ShelfReport) -> PyResult<Bound<'py,
 }
 
 #[pyfunction]
-pub fn store_evict(
-    py: Python<'_>,
-    paths: Vec<PathBuf>,
-    shelf: Option<&str>,
-) -> PyResult<Vec<String>> {
-    let shelf = match shelf {
-        None => None,
-        Some(name) => Some(u64::from_str_radix(name, 16).map_err(|_| {
-            PyValueError::new_err(format!(
-                "{name:?} is no shelf as `banyan store ls` names it"
-            ))
-        })?),
-    };
-    let removed = py.detach(|| check::remove_idle(&Stripe::open(&paths)?, shelf));
-    let names = |shelf| format!("{shelf:016x}");
-    Ok(removed.map_err(to_py)?.into_iter().map(names).collect())
+pub fn store_remove_idle(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<(Vec<String>, u64)> {
+    let found = py.detach(|| check::remove_idle(&Stripe::open(&paths)?));
+    let Removal {
+        removed,
+        num_unremoved,
+    } = found.map_err(to_py)?;
+    let names = removed.iter().map(|shelf| format!("{shelf:016x}"));
+    Ok((names.collect(), num_unremoved))
+}
+
+#[pyfunction]
+pub fn store_remove(py: Python<'_>, paths: Vec<PathBuf>, shelf: &str) -> PyResult<()> {
+    let number = u64::from_str_radix(shelf, 16).map_err(|_| {
+        PyValueError::new_err(format!(
+            "{shelf:?} is no shelf as `banyan store ls` names it"
+        ))
+    })?;
+    py.detach(|| check::remove(&Stripe::open(&paths)?, number))
+        .map_err(to_py)
 }

@@ -332,26 +332,48 @@ fn settle(
     Ok(())
 }
 
-/// Removes shelves whose writer is gone: all, or the one named. Those that were removed.
-pub fn remove_idle(stripe: &Stripe, named: Option<ShelfId>) -> Result<Vec<ShelfId>> {
+/// What became of shelves without a writer. One that cannot be removed is passed over, and counted.
+#[derive(Debug, Default)]
+pub struct Removal {
+    pub removed: Vec<ShelfId>,
+    pub num_unremoved: u64,
+}
+
+/// Removes shelves whose writer is gone.
+pub fn remove_idle(stripe: &Stripe) -> Result<Removal> {
     let _store_lock = stripe.lock()?;
-    let mut removed = Vec::new();
+    let mut found = Removal::default();
     for shelf in stripe.shelves()? {
-        if named.is_none_or(|named| named == shelf)
-            && let Some(hold) = stripe.try_hold_shelf(shelf)?
-        {
-            stripe.remove_shelf(shelf, hold)?;
-            removed.push(shelf);
+        match remove_if_idle(stripe, shelf) {
+            Ok(true) => found.removed.push(shelf),
+            Ok(false) => {}
+            Err(error) => {
+                pass_over(shelf, &error);
+                found.num_unremoved += 1;
+            }
         }
     }
-    match named {
-        Some(named) if removed.is_empty() => {
-            invalid!(
-                "shelf {named:016x} is not there, or in use: stop its server first; one that died on another machine counts for {SILENCE:?}"
-            )
-        }
-        _ => Ok(removed),
+    Ok(found)
+}
+
+/// Removes this one. An error where it is not there, or has a writer.
+pub fn remove(stripe: &Stripe, shelf: ShelfId) -> Result<()> {
+    let _store_lock = stripe.lock()?;
+    if stripe.shelves()?.contains(&shelf) && remove_if_idle(stripe, shelf)? {
+        return Ok(());
     }
+    invalid!(
+        "shelf {shelf:016x} is not there, or in use: stop its server first; one that died on another machine counts for {SILENCE:?}"
+    )
+}
+
+/// Whether it had no writer, and is gone.
+fn remove_if_idle(stripe: &Stripe, shelf: ShelfId) -> Result<bool> {
+    let Some(hold) = stripe.try_hold_shelf(shelf)? else {
+        return Ok(false);
+    };
+    stripe.remove_shelf(shelf, hold)?;
+    Ok(true)
 }
 
 #[cfg(test)]

@@ -472,7 +472,7 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use super::*;
-    use crate::check::{Treatment, check, remove_idle};
+    use crate::check::{Treatment, check, remove, remove_idle};
     use crate::files::create_segment;
     use crate::format::{ENTRY_BYTES, Kind, MOST_NUMBER};
     use crate::marks::{Reach, SILENCE};
@@ -536,8 +536,8 @@ mod tests {
         assert!(own_shelf != shelf && ours.shelves().unwrap().len() == 3);
         assert!(ours.is_in_use(shelf).unwrap() && ours.is_in_use(just_made).unwrap());
         assert!(!reclaim_one(&ours, own_shelf, namespace, Whose::Ours).unwrap());
-        assert!(remove_idle(&ours, None).unwrap().is_empty());
-        let refused = remove_idle(&ours, Some(shelf)).unwrap_err().to_string();
+        assert!(remove_idle(&ours).unwrap().removed.is_empty());
+        let refused = remove(&ours, shelf).unwrap_err().to_string();
         assert!(refused.contains("in use"), "{refused}");
         let found = check(&ours, Treatment::Repair).unwrap().findings;
         assert!(found.len() == 1 && !found[0].is_repaired);
@@ -562,7 +562,7 @@ mod tests {
         // What its last writer appends now lies in a file that is gone.
         assert_eq!(living.log.metadata().unwrap().nlink(), 0);
         assert!(mark.confirm().is_err());
-        remove_idle(&ours, None).unwrap();
+        remove_idle(&ours).unwrap();
         assert!(!ours.shelves().unwrap().contains(&just_made));
     }
 
@@ -581,7 +581,7 @@ mod tests {
         let Hold { lock, mark } = living.hold;
         drop(lock);
         assert!(afar.is_in_use(shelf).unwrap());
-        assert!(remove_idle(&afar, None).unwrap().is_empty());
+        assert!(remove_idle(&afar).unwrap().removed.is_empty());
         // Its machine was switched off, and on again.
         let (again, state) = opened(&later);
         assert_eq!((again.header.shelf, again.header.number), (shelf, 1));
@@ -846,6 +846,17 @@ mod tests {
     }
 
     #[test]
+    fn shelf_when_it_cannot_be_removed_then_the_others_are_all_the_same() {
+        let scratch = Scratch::new();
+        let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
+        let [bad, good] = idle(&stripe, [1; 4], 1);
+        fs::create_dir(stripe.shelf(bad, 0).join("in the way")).unwrap();
+        let found = remove_idle(&stripe).unwrap();
+        assert_eq!((found.removed, found.num_unremoved), (vec![good], 1));
+        remove(&stripe, bad).unwrap_err();
+    }
+
+    #[test]
     fn shelf_when_it_cannot_be_read_at_the_moment_then_it_stays() {
         let scratch = Scratch::new();
         let stripe = Stripe::open_or_create(&[scratch.path("store")]).unwrap();
@@ -923,7 +934,7 @@ mod tests {
             drop(left);
             let obstacle = stripe.shelf(shelf, stopped_at).join("in the way");
             fs::create_dir(&obstacle).unwrap();
-            remove_idle(&stripe, None).unwrap_err();
+            remove(&stripe, shelf).unwrap_err();
             fs::remove_dir(&obstacle).unwrap();
             let (_, state) = opened(&stripe);
             assert_eq!(state.counters.adopted_pages, 0);

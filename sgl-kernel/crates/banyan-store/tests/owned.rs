@@ -95,7 +95,7 @@ fn link_when_planted_as_a_shelf_then_what_it_names_stays_and_the_store_opens() {
     rig.keep(Some(1), &[2]);
     drop(rig);
     let stripe = Stripe::open(&options.paths).unwrap();
-    check::remove_idle(&stripe, None).unwrap();
+    check::remove_idle(&stripe).unwrap();
     assert!(victim.join("precious").exists() && planted.is_symlink());
 }
 
