@@ -18,6 +18,7 @@ COLORS = {
     "stock_again": "#c4c0b6",
     "router": "#7d93ad",
     "router_hicache": "#9a8fa3",
+    "router_hicache_back": "#867a91",
     "hicache_dram": "#c9a98f",
     "hicache": "#b58a6a",
     "lmcache": "#b5a36a",

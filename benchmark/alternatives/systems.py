@@ -98,11 +98,13 @@ def systems_of(budget: Budget, disk: Path, hicache_path: str) -> dict[str, Syste
         System("stock", "stock SGLang, dp 2", (_one("stock", budget, "engine"),)),
         System("stock_again", "the same once more", (_one("stock_again", budget, "engine"),)),
         System("router", "SGLang's router, cache_aware", _two("router", budget, _plain), "cache_aware"),
-        System(
-            "router_hicache",
-            "SGLang's router, HiCache without files",
-            tuple(_with_hicache(spec, budget, hicache_path) for spec in _two("router_hicache", budget, _plain)),
-            "cache_aware",
+        _router_over_hicache("router_hicache", "SGLang's router, HiCache without files", budget, hicache_path),
+        _router_over_hicache(
+            "router_hicache_back",
+            "SGLang's router, HiCache that writes back",
+            budget,
+            hicache_path,
+            *("--hicache-write-policy", "write_back"),
         ),
         System(
             "hicache_dram",
@@ -167,6 +169,11 @@ def _hicache(budget: Budget, disk: Path, path: str) -> System:
     spec = _with_hicache(_one("hicache", budget, "engine", *files), budget, path)
     env = (*spec.env, ("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(disk)))
     return System("hicache", "HiCache, files shared by both ranks", (replace(spec, env=env),), disk=disk)
+
+
+def _router_over_hicache(name: str, title: str, budget: Budget, path: str, *flags: str) -> System:
+    specs = (_with_hicache(spec, budget, path) for spec in _two(name, budget, _plain))
+    return System(name, title, tuple(replace(spec, args=(*spec.args, *flags)) for spec in specs), "cache_aware")
 
 
 def _with_hicache(spec: ServerSpec, budget: Budget, path: str) -> ServerSpec:

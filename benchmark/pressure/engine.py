@@ -15,6 +15,7 @@ at a time, from empty caches, in an order that rotates with the draw; all have t
     banyan no arena   `--banyan-host-gb 0`: the pools alone
     hicache_dram      with `--dram`, two ranks: HiCache, its DRAM beside each rank's pool
     router_hicache    the same in two servers behind SGLang's router
+    router_hicache_back  these with `--hicache-write-policy write_back`
     lmcache           the same DRAM in LMCache's server, for both ranks
 
 Recorded prompts say which pages they have in common and not what is in them, so tokens are drawn. Those of `documents`,
@@ -58,7 +59,7 @@ DTYPE = dtype_for(features_here())
 MADE = {"documents": documents, "scan": scan, "hot": hot}
 INDEX_POLICIES = tuple(policy for policy in POLICY_CHOICES if policy != SGLANG_POLICY)
 SYSTEMS = ("single", "stock", "router", *(f"index {policy}" for policy in INDEX_POLICIES), "banyan", "banyan no arena")
-WITH_DRAM = ("hicache_dram", "router_hicache", "lmcache")
+WITH_DRAM = ("hicache_dram", "router_hicache", "router_hicache_back", "lmcache")
 """Those of `benchmark.alternatives` that have no place here without `--dram`."""
 
 
@@ -218,7 +219,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, help="folder of recorded workloads")
     parser.add_argument("--workload", choices=(*SOURCES, *MADE), default="agents")
     parser.add_argument(
-        "--system", nargs="+", choices=(*SYSTEMS, *WITH_DRAM), help="only these (default: all but the last three)"
+        "--system", nargs="+", choices=(*SYSTEMS, *WITH_DRAM), help="only these (default: those without --dram)"
     )
     parser.add_argument("--prompts", type=int, default=30)
     parser.add_argument("--ratio", type=float, default=1.75, help="of the working set to all pools")

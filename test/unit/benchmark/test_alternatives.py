@@ -95,7 +95,7 @@ class TestSystems:
         for name in ("banyan", "banyan_even", "banyan_store", "banyan_route"):
             total = sum(float(flag(spec, "--banyan-host-gb")) for spec in made[name].specs)
             assert total == pytest.approx(BUDGET.dram_gib, rel=1e-4)
-        for name in ("hicache", "hicache_dram", "router_hicache"):
+        for name in ("hicache", "hicache_dram", "router_hicache", "router_hicache_back"):
             tokens = sum(
                 spec.dp * int(flag(spec, "--max-total-tokens")) * float(flag(spec, "--hicache-ratio"))
                 for spec in made[name].specs
