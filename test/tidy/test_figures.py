@@ -130,6 +130,7 @@ LINES = [
         README,
         "**[Other systems with equal means]",
         *of("pressure_dram", said.middle, *map(SECOND_PASS.format, ("banyan", "router_hicache", "lmcache"))),
+        *of("pressure_write_back", said.middle, *map(SECOND_PASS.format, ("router_hicache_back", "banyan"))),
         *of("alternatives", said.share, *map(DOCUMENTS.format, ("hicache", "banyan"))),
         BEHIND_A_ROUTER,
         ON_RANKS_THAT_SHARE,
@@ -188,6 +189,26 @@ LINES = [
         "with DRAM for 0.6 of them",
         *of("pressure_dram", ranged, *map(SECOND_PASS.format, IN_AS_MUCH_DRAM)),
         *of("pressure_dram", ranged, "rows/system=banyan/ttft_to_router/2"),
+    ),
+    line(
+        PAGE,
+        "the same beside HiCache with",
+        *(
+            Figure("pressure_write_back", f"rows/system={name}/runs/{part}", ranged)
+            for part in PASSES[1::-1]
+            for name in ("banyan", "router_hicache_back")
+        ),
+        *of("pressure_write_back", ranged, "rows/system=banyan/runs/2/ttft_s_mean"),
+        *of("pressure_write_back", ranged, "rows/system=router_hicache_back/runs/2/ttft_s_mean"),
+    ),
+    *(
+        line(
+            CAPACITY, mark, *of("pressure_write_back", ranged, *(f"rows/system={name}/runs/{part}" for part in PASSES))
+        )
+        for name, mark in (
+            ("router_hicache_back", "two servers with HiCache, `write_back` |"),
+            ("banyan", "| Banyan beside it |"),
+        )
     ),
     line(
         PAGE,
