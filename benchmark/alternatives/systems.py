@@ -172,15 +172,16 @@ def _hicache(budget: Budget, disk: Path, path: str) -> System:
 
 
 def _router_over_hicache(name: str, title: str, budget: Budget, path: str, *flags: str) -> System:
-    specs = (_with_hicache(spec, budget, path) for spec in _two(name, budget, _plain))
-    return System(name, title, tuple(replace(spec, args=(*spec.args, *flags)) for spec in specs), "cache_aware")
+    specs = (_with_hicache(spec, budget, path, *flags) for spec in _two(name, budget, _plain))
+    return System(name, title, tuple(specs), "cache_aware")
 
 
-def _with_hicache(spec: ServerSpec, budget: Budget, path: str) -> ServerSpec:
+def _with_hicache(spec: ServerSpec, budget: Budget, path: str, *more_flags: str) -> ServerSpec:
     """The server with HiCache, whose DRAM each rank has for itself. Other than SGLang's defaults are two settings:
     transfers go by `direct` and host memory is laid out as `page_first_direct`. The defaults, `kernel` and
     `page_first`, need kernels of a GPU, which the stand-in for `sgl_kernel` does not have."""
     flags = (
+        *more_flags,
         *("--enable-hierarchical-cache", "--hicache-ratio", f"{budget.dram_tokens / budget.pool_tokens:.4f}"),
         *("--hicache-io-backend", "direct", "--hicache-mem-layout", "page_first_direct"),
     )

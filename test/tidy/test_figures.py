@@ -50,6 +50,11 @@ def of(kept: str, words: Callable[[Any], str], *parts: str) -> list[Figure]:
     return [Figure(kept, part, words) for part in parts]
 
 
+def both_passes(kept: str, system: str, mark: str) -> Line:
+    """What a system found in both passes, and its mean TTFT in the second."""
+    return line(CAPACITY, mark, *of(kept, ranged, *(f"rows/system={system}/runs/{part}" for part in PASSES)))
+
+
 def on_the_xeon(ours: str) -> list[Figure]:
     """Times over those of the others, of both workloads."""
     return [
@@ -201,24 +206,14 @@ LINES = [
         *of("pressure_write_back", ranged, "rows/system=banyan/runs/2/ttft_s_mean"),
         *of("pressure_write_back", ranged, "rows/system=router_hicache_back/runs/2/ttft_s_mean"),
     ),
-    *(
-        line(
-            CAPACITY, mark, *of("pressure_write_back", ranged, *(f"rows/system={name}/runs/{part}" for part in PASSES))
-        )
-        for name, mark in (
-            ("router_hicache_back", "two servers with HiCache, `write_back` |"),
-            ("banyan", "| Banyan beside it |"),
-        )
-    ),
+    both_passes("pressure_write_back", "router_hicache_back", "two servers with HiCache, `write_back` |"),
+    both_passes("pressure_write_back", "banyan", "| Banyan beside it |"),
     line(
         PAGE,
         "with DRAM for 1.2 of them",
         *of("pressure_dram_large", said.two_rounds, *map(SECOND_PASS.format, [*IN_AS_MUCH_DRAM][:-1])),
     ),
-    *(
-        line(CAPACITY, mark, *of("pressure_dram", ranged, *(f"rows/system={name}/runs/{part}" for part in PASSES)))
-        for name, mark in IN_AS_MUCH_DRAM.items()
-    ),
+    *(both_passes("pressure_dram", name, mark) for name, mark in IN_AS_MUCH_DRAM.items()),
     line(
         PAGE,
         "the same without DRAM",

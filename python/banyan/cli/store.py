@@ -92,7 +92,7 @@ def _asked(args: argparse.Namespace) -> dict[str, Any]:
 def _removed(paths: list[str], shelf: str | None) -> dict[str, Any]:
     if shelf is not None:
         store_remove(paths, shelf)
-        return {"removed_shelves": [shelf], "num_unremoved_shelves": 0}
+        return {"removed_shelves": [f"{int(shelf, 16):016x}"], "num_unremoved_shelves": 0}
     removed, num_unremoved = store_remove_idle(paths)
     return {"removed_shelves": removed, "num_unremoved_shelves": num_unremoved}
 

@@ -85,7 +85,9 @@ def test_evict_when_a_shelf_is_in_use_then_it_stays(path: Path, capsys) -> None:
     status, answer = run(capsys, "store", "evict", path, "--shelf", shelf)
     assert status == 8 and "in use" in answer["error"]
     store.close()
-    assert run(capsys, "store", "evict", path)[1] == {"removed_shelves": [shelf], "num_unremoved_shelves": 0}
+    named = run(capsys, "store", "evict", path, "--shelf", shelf.lstrip("0").upper())
+    assert named == (0, {"removed_shelves": [shelf], "num_unremoved_shelves": 0})
+    assert run(capsys, "store", "evict", path)[1] == {"removed_shelves": [], "num_unremoved_shelves": 0}
     assert run(capsys, "store", "stat", path)[1]["num_records"] == 0
 
 
