@@ -25,9 +25,9 @@ ORDINARY = set(
     body bound bounded branch break budget busy cache cacheable call caller capability capacity carrier channel chat
     checkpoint choice choose cleared cli clock combination coming compressed condition config connection
     control controller conversation copies core correction cost counter cpu cuda decision declined decoding demand
-    described description device doctor drive driver dropped dry dsa dualpath else elsewhere ending endpoint engine
-    entry error estimate estimated event everywhere evicting executor explain exported fact failed fault figure file
-    filled finding flag fleet folder followed foreign form forward forwarder found full gauge geometry given gpu
+    described description device doctor drive driver dropped dry dsa dualpath duplicate else elsewhere ending endpoint
+    engine entry error estimate estimated event everywhere evicting executor explain exported fact failed fault figure
+    file filled finding flag fleet folder followed foreign form forward forwarder found full gauge geometry given gpu
     grammar group grown growth grpc hash health hicache history holding hook host http hybrid identity ids image
     index init io iovec ipc json kept kernel kind knob known kv landed large latest launch launched launcher layer
     layerwise layout leased lending lent level limit limited line list lmetric load location lockstep log long look

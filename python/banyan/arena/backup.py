@@ -31,6 +31,7 @@ import msgspec
 
 from banyan import faults
 from banyan.arena.backup_copies import BackupCopies, Placed
+from banyan.arena.duplicates import Duplicates
 from banyan.arena.residency import Residency
 from banyan.arena.write_back import WriteBack
 from banyan.ports import Match, Peers
@@ -65,7 +66,8 @@ class Backup:
     Args:
         peers: finds and leases pages of this node's frame tables; its copies land in this rank's part of the arena.
         pool_slot: the rank table slot of this rank's pool.
-        arena_slots: the slots of all parts of the arena.
+        pool_slots: those of all pools.
+        arena_slots: those of all parts of the arena, the own one first.
         max_pages: bound on the pages that are on their way.
         clock: seconds.
     """
@@ -76,6 +78,7 @@ class Backup:
         residency: Residency,
         peers: Peers,
         pool_slot: int,
+        pool_slots: Sequence[int],
         arena_slots: Sequence[int],
         max_pages: int,
         counters: Counters,
@@ -93,7 +96,8 @@ class Backup:
             pages_a_copy=max(1, max_pages // COPIES),
             counters=counters,
         )
-        self.write_back = WriteBack(residency, self._copies, counters)
+        duplicates = Duplicates(residency, peers, pool_slots, arena_slots[1:])
+        self.write_back = WriteBack(residency, self._copies, duplicates, counters)
         self._queue: deque[_Queued] = deque()
         self._num_queued = 0
         self._without_frames: set[str] = set()

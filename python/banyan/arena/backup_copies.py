@@ -15,6 +15,8 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
 
 import msgspec
 
@@ -80,11 +82,17 @@ class BackupCopies:
         """Leading pages that need no copy. What lies behind a page that is missing is copied once more."""
         return self._and_coming(keys, self._num_in_arena(keys))
 
-    def touch_present(self, keys: Sequence[str]) -> int:
-        """The same, and those that are there are wanted again."""
-        in_arena = self._peers.lookup(keys, self._arena_slots)
-        self._peers.touch(in_arena)
-        return self._and_coming(keys, in_arena.num_pages)
+    def runs(self, keys: Sequence[str]) -> list[tuple[bool, list[str]]]:
+        """The chain in runs of pages that need no copy (True), each by itself, and such that do. Those that are there
+        are wanted again."""
+        there = self._peers.holders(list(keys), self._arena_slots)
+        needs_none = [slot is not None or key in self._on_their_way for key, slot in zip(keys, there, strict=True)]
+        pages = zip(needs_none, keys, strict=True)
+        runs = [(is_there, [key for _, key in run]) for is_there, run in groupby(pages, itemgetter(0))]
+        for is_there, run in runs:
+            if is_there:
+                self._peers.touch(self._peers.lookup(run, self._arena_slots))
+        return runs
 
     def _and_coming(self, keys: Sequence[str], num_present: int) -> int:
         """Those that are there, and those behind them that are on their way."""
@@ -160,9 +168,11 @@ class BackupCopies:
 
     def _published(self, chain: Placed) -> Placed:
         # Another rank may have been as quick with the same pages: one copy is enough for the node.
-        num_twice = self._num_in_arena(chain.keys)
-        self._residency.abandon(chain.frames[:num_twice])
-        keys, frames = chain.keys[num_twice:], chain.frames[num_twice:]
+        there = self._peers.holders(list(chain.keys), self._arena_slots)
+        pages = list(zip(chain.keys, chain.frames, there, strict=True))
+        self._residency.abandon([frame for _, frame, slot in pages if slot is not None])
+        keys = [key for key, _, slot in pages if slot is None]
+        frames = [frame for _, frame, slot in pages if slot is None]
         self._residency.publish(frames, keys)
         self._counters.backed_up_pages += len(keys)
         return Placed(keys, frames)

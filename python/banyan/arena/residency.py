@@ -16,14 +16,14 @@ quarantine while peers read it; filling --abandon--> free. Hold and unhold count
 held one stays, and after a reset becomes free when it is let go.
 
 Eviction is a clock: a page that was leased since the hand last passed gets another round, as far as one claim goes
-(``MOST_PASSED``). One thread.
+(``MOST_PASSED``). Who asks which pages were leased (``wanted_in``) changes nothing of that. One thread.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
 from typing import Protocol
 
@@ -82,9 +82,12 @@ class Residency:
         self._frame_of: dict[str, int] = {}
         self._holds: Counter[int] = Counter()
         self._leaving: set[int] = set()
+        self._wanted: set[int] = set()  # resident frames whose marks were read, and that still get another round
         self._num_passed = 0  # by the present claim, since they are marked or held
         self.num_frames = num_frames
         self.num_evicted = 0
+        self.last_evicted: Sequence[str] = ()
+        """The pages whose frames the last claim has taken."""
 
     @property
     def num_resident(self) -> int:
@@ -127,6 +130,17 @@ class Residency:
         """Where the page of ``key`` is resident."""
         return self._frame_of.get(key)
 
+    def keys_in(self, frames: Iterable[int]) -> list[str]:
+        """The pages that are resident in ``frames``."""
+        return [self._key_of[frame] for frame in frames if frame in self._key_of]
+
+    def wanted_in(self, frames: Iterable[int]) -> list[str]:
+        """Of the pages in ``frames`` those that were leased since they came, or since a claim last passed them over."""
+        frames = array("q", frames)
+        touched = frame_ids(self._frame_table.take_touched(frames))
+        self._wanted.update(frame for frame in touched if frame in self._key_of)
+        return self.keys_in(self._wanted.intersection(frames))
+
     def claim(self, num_frames: int, sparing: Sequence[str] = (), keys: Sequence[str] = ()) -> list[int]:
         """Frames to fill with the first pages of ``keys``, evicting what goes first but the pages of ``sparing``; fewer
         than asked for when the rest is held or being read. Whose the pages are matters to nobody here."""
@@ -134,6 +148,7 @@ class Residency:
         if drained := self._frame_table.drain():
             self._let_go([frame for frame in frame_ids(drained) if frame not in self._key_of])
         missing = num_frames - len(self._free)
+        self.last_evicted = ()
         if missing > 0:
             spared = [self._frame_of[key] for key in sparing if key in self._frame_of]
             self.hold(spared)
@@ -199,6 +214,7 @@ class Residency:
         self._let_go(frame_ids(self._frame_table.retire(array("q", self._key_of))))
         gone = self.keys
         self._key_of.clear()
+        self._wanted.clear()
         self._queue.clear()
         self._aside.clear()
         self._frame_of.clear()
@@ -210,6 +226,7 @@ class Residency:
         """Of the pages of a chain those that are resident, and not kept, go next, the last one first; how many."""
         frames = [self._frame_of[key] for key in keys if key in self._frame_of and key not in self._kept]
         self._frame_table.take_touched(array("q", frames))
+        self._wanted.difference_update(frames)
         for frame in frames:
             self._queue.move_to_end(frame, last=False)
         return len(frames)
@@ -232,7 +249,9 @@ class Residency:
         if self._num_passed >= MOST_PASSED:
             # Their marks are not those of the pages that come into these frames.
             self._frame_table.take_touched(array("q", victims))
+            self._wanted.difference_update(victims)
         self.num_evicted += len(victims)
+        self.last_evicted = gone
         for watch in self._watches:
             watch.evicted(gone)
         self._free += frame_ids(self._frame_table.retire(array("q", victims)))
@@ -267,6 +286,9 @@ class Residency:
         touched: set[int] = set()
         if self._num_passed < MOST_PASSED:
             touched.update(frame_ids(self._frame_table.take_touched(array("q", candidates))))
+            if self._wanted:
+                touched.update(self._wanted.intersection(candidates))
+                self._wanted.difference_update(candidates)
         passed: list[int] = []
         for frame in candidates:
             if queue is self._queue and self._key_of[frame] in self._kept:

@@ -19,18 +19,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from banyan.arena.backup_copies import BackupCopies, Placed
+from banyan.arena.duplicates import Duplicates
 from banyan.arena.residency import Residency
 from banyan.telemetry import Counters
 
 
 class WriteBack:
-    def __init__(self, residency: Residency, copies: BackupCopies, counters: Counters) -> None:
+    def __init__(self, residency: Residency, copies: BackupCopies, duplicates: Duplicates, counters: Counters) -> None:
         self._residency = residency
         self._copies = copies
+        self._duplicates = duplicates
         self._counters = counters
         self._is_on = False
         self.has_room = True
-        """Whether what has left last has found frames."""
+        """Whether what has left last has found frames that nothing was lost for."""
         self._may_have_frames = True
         """As far as is known since the last ``send``: each try may walk the whole arena for a page that can go."""
 
@@ -64,21 +66,35 @@ class WriteBack:
 
     def leaving(self, keys: Sequence[str]) -> bool:
         """The pool is about to drop a chain of pages that no other pool has; whether all of them stay on the node."""
+        stays, behind = True, list[str]()
+        self._duplicates.leave(keys)
         # What is there was to go first, while it lay in the pool as well.
-        num_present = self._copies.touch_present(keys)
-        keys, behind = keys[num_present:], keys[:num_present]
-        if not keys:
-            return True
+        for is_there, run in self._copies.runs(keys):
+            if not is_there:
+                stays = self._take_down(run, behind) and stays
+            behind += run
+        return stays
+
+    def _take_down(self, keys: Sequence[str], behind: Sequence[str]) -> bool:
         found = self._copies.in_pool(keys)
         frames: list[int] = []
         if self._may_have_frames:
-            frames = self._residency.claim(found.num_pages, behind, keys)
-            self.has_room = self._may_have_frames = len(frames) == found.num_pages
+            frames = self._claimed(found.num_pages, behind, keys)
         self._counters.backups_dropped_pages += len(keys) - len(frames)
         wanted = Placed(keys[: len(frames)], frames)
         return bool(frames) and self._copies.take(found, wanted) and len(frames) == len(keys)
 
+    def _claimed(self, num_pages: int, behind: Sequence[str], keys: Sequence[str]) -> list[int]:
+        num_missing = num_pages - self._residency.num_free
+        if num_missing > 0:
+            self._duplicates.go_first(num_missing)
+        frames = self._residency.claim(num_pages, behind, keys)
+        self._may_have_frames = len(frames) == num_pages
+        self.has_room = self._may_have_frames and self._duplicates.have_all(self._residency.last_evicted)
+        return frames
+
     def send(self) -> None:
         """Start to copy what has left."""
         self._may_have_frames = True
+        self._duplicates.have_left()
         self._copies.send()

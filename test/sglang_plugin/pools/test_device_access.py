@@ -426,6 +426,7 @@ def test_backup_when_another_part_holds_the_page_then_passed_over_only_where_thi
         residency=Residency(frame_tables[0], 4),
         peers=views[0],
         pool_slot=ranks[0].member_slots.own,
+        pool_slots=ranks[0].member_slots.with_peers,
         arena_slots=ranks[0].member_slots.arenas,
         max_pages=4,
         counters=Counters(),

@@ -56,6 +56,7 @@ class Host:
             residency=self.residency,
             peers=self.view,
             pool_slot=slot,
+            pool_slots=range(LAYOUT.num_ranks),
             arena_slots=arenas,
             max_pages=max_pages,
             counters=self.counters,
@@ -266,7 +267,7 @@ def test_poll_when_much_is_to_go_down_then_in_several_copies_each_of_which_gives
     sent: list[int] = []
 
     class Counting:
-        lookup, lease = owner.view.lookup, owner.view.lease
+        lookup, holders, lease = owner.view.lookup, owner.view.holders, owner.view.lease
 
         def start_copy(self, loads: Sequence[tuple[Lease, Sequence[int]]]) -> Copy:
             sent.append(sum(len(frames) for _, frames in loads))

@@ -29,6 +29,18 @@ def test_offer_when_two_ranks_are_as_quick_then_one_copy_stays(hosts: list[Host]
     assert len(hosts[1].residency.claim(8)) == 8, "the frames of the second copy are free again"
 
 
+def test_offer_when_another_part_gets_a_page_of_the_chain_meanwhile_then_only_the_others_are_published(
+    hosts: list[Host],
+) -> None:
+    for host, chain in zip(hosts, (keys(1, 2, 3), keys(2)), strict=True):
+        host.rank.frame_table.publish(frames(*range(3, 3 + len(chain))), chain)
+        host.backup.offer(chain)
+        host.backup.poll()
+    hosts[1].wait_landed()
+    assert [landed.keys for landed in hosts[0].wait_landed()] == [keys(1, 3)]
+    assert len(hosts[0].residency.claim(8)) == 8, "the frame of the second copy is free again"
+
+
 def test_offer_when_the_node_has_one_part_of_the_arena_then_its_own_book_says_what_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -36,7 +48,7 @@ def test_offer_when_the_node_has_one_part_of_the_arena_then_its_own_book_says_wh
     asked: list[Sequence[int]] = []
 
     class Asked:
-        lease, start_copy = owner.view.lease, owner.view.start_copy
+        holders, lease, start_copy = owner.view.holders, owner.view.lease, owner.view.start_copy
 
         def lookup(self, names: list[str], slots: Sequence[int]) -> Match:
             asked.append(slots)

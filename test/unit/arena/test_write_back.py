@@ -65,7 +65,7 @@ def test_pages_when_they_leave_one_after_the_other_then_one_copy_takes_them_and_
     view, begun = owner.view, []
 
     class Counting:
-        lookup, touch, lease = view.lookup, view.touch, view.lease
+        lookup, holders, touch, lease = view.lookup, view.holders, view.touch, view.lease
 
         def start_copy(self, loads: list[object]) -> object:
             begun.append(len(loads))
@@ -112,7 +112,7 @@ def test_pages_when_they_are_to_be_fetched_then_nothing_that_leaves_takes_their_
         assert not owner.backup.write_back.leaving(keys(1, 2))
         assert owner.view.lookup(keys(8, 9)).num_pages == 2
     owner.backup.write_back.send()
-    assert owner.backup.write_back.leaving(keys(1, 2)) and owner.backup.write_back.has_room
+    assert owner.backup.write_back.leaving(keys(1, 2))
 
 
 def test_pages_when_they_have_come_up_into_the_pool_then_their_frames_are_taken_first(owner: Host) -> None:
@@ -127,6 +127,27 @@ def test_page_when_it_had_come_up_and_leaves_again_then_it_does_not_go_first_any
     owner.backup.offer(keys(9))
     assert owner.backup.write_back.leaving(keys(9)) and owner.backup.write_back.leaving(keys(1))
     assert owner.residency.frame(keys(9)[0]) is not None and owner.residency.frame(keys(8)[0]) is None
+
+
+def test_pages_when_they_leave_then_there_is_room_while_nobody_loses_a_page_for_them(owner: Host) -> None:
+    owner.rank.frame_table.publish(frames(3, 4, 5), keys(9, 1, 2))
+    owner.backup.offer(keys(9))
+    assert owner.backup.write_back.leaving(keys(1)) and owner.backup.write_back.has_room
+    assert owner.backup.write_back.leaving(keys(2)) and not owner.backup.write_back.has_room
+
+
+def test_page_when_another_part_has_one_of_its_chain_then_only_the_others_go_down() -> None:
+    rank_table = RankTable.create(2 * LAYOUT.num_ranks)
+    owner, other = (Host(rank_table, slot, num_frames=4) for slot in (0, 1))
+    other.rank.frame_table.publish(frames(3), keys(2))
+    other.backup.offer(keys(2))
+    other.wait_landed()
+    owner.rank.frame_table.publish(frames(3, 4, 5), keys(1, 2, 3))
+    owner.backup.write_back.begin()
+    assert owner.backup.write_back.leaving(keys(1, 2, 3))
+    owner.backup.write_back.send()
+    assert [landed.keys for landed in owner.wait_landed()] == [keys(1), keys(3)]
+    assert owner.residency.num_free == 2
 
 
 def test_pages_when_frames_are_free_then_they_go_down_before_they_leave() -> None:
@@ -173,7 +194,7 @@ def test_pages_when_no_copy_can_be_begun_then_frames_and_leases_are_free_and_the
     view = owner.view
 
     class Failing:
-        lookup, touch = view.lookup, view.touch
+        lookup, holders, touch = view.lookup, view.holders, view.touch
 
         def lease(self, found: Match, wanted: list[str]) -> Lease | None:
             if failing == "lease" and wanted == keys(7):

@@ -174,6 +174,7 @@ class HostTier:
             residency=self.residency,
             peers=self._peers,
             pool_slot=member_slots.own,
+            pool_slots=member_slots.with_peers,
             arena_slots=member_slots.arenas,
             max_pages=max(1, most_down_bytes // frame_bytes),
             counters=counters,
