@@ -513,6 +513,22 @@ def test_evict_when_a_peer_has_the_leaf_then_it_is_not_taken_down(rig):
     assert linker.writes_back.told == ["begin", "send"]
 
 
+def test_evict_when_a_peer_drops_the_leaf_after_it_was_looked_at_then_it_is_taken_down(rig, monkeypatch):
+    cache, elsewhere, linker = rig
+    linker.writes_back = WritesBack()
+    last, other = cache.insert(prompt(1)), cache.insert(prompt(2))
+    elsewhere.add(key_of(cache, other))
+    told = [page_keys(cache, node) for node in (last, other)]
+
+    def dropped(keys):
+        elsewhere.clear()
+        return WritesBack.leaving(linker.writes_back, keys)
+
+    monkeypatch.setattr(linker.writes_back, "leaving", dropped)
+    cache.evict(16 * PAGE)
+    assert linker.writes_back.told == ["begin", *told, "send"]
+
+
 @pytest.mark.parametrize("has_room", [True, False])
 def test_evict_when_the_arena_had_no_frames_then_a_duplicate_goes_before_a_last_copy(rig, has_room):
     cache, elsewhere, linker = rig

@@ -255,8 +255,11 @@ class VictimChoice:
         return step
 
     def _taken_down(self, leaf: Leaf) -> Leaf:
-        """A leaf that goes, as it is when it is gone: the arena may have found no frames for it."""
-        if self._write_back is None or leaf.copy is SourceKind.PEER or not leaf.key:
+        """A leaf that goes, as it is when it is gone: the arena may have found no frames for it, and a peer may have
+        dropped its copy since this one was looked at."""
+        if self._write_back is None or not leaf.key:
+            return leaf
+        if leaf.copy is SourceKind.PEER and self._copies_of([leaf.key]) == [SourceKind.PEER]:
             return leaf
         stays = self._write_back.leaving(self._core.get_hash_values(leaf.node))
         return Leaf(leaf.node, leaf.key, SourceKind.HOST if stays else None, leaf.reload_cost)
