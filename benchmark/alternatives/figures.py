@@ -13,7 +13,7 @@ REFERENCE = "stock"
 OURS = ("banyan", "banyan_even", "banyan_store", "banyan_route")
 OTHERS = (
     *("as_shipped", "stock", "stock_again", "router", "router_hicache", "router_hicache_back", "hicache_dram"),
-    *("hicache", "lmcache"),
+    *("hicache", "lmcache", "router_lmcache"),
 )
 ATTENTION = dict.fromkeys((*OURS, *OTHERS), "banyan_cpu") | {"as_shipped": "torch_native"}
 """The attention backend that a system takes on a CPU. Times of those with the same compare."""

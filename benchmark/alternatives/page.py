@@ -22,6 +22,7 @@ COLORS = {
     "hicache_dram": "#c9a98f",
     "hicache": "#b58a6a",
     "lmcache": "#b5a36a",
+    "router_lmcache": "#a39259",
     "banyan": "#2f6f4f",
     "banyan_even": "#5c8f78",
     "banyan_store": "#4d9170",

@@ -112,7 +112,15 @@ def systems_of(budget: Budget, disk: Path, hicache_path: str) -> dict[str, Syste
             (_with_hicache(_one("hicache_dram", budget, "engine"), budget, hicache_path),),
         ),
         _hicache(budget, disk / "hicache", hicache_path),
-        _lmcache(budget, disk / "lmcache.yaml"),
+        _over_lmcache(
+            "lmcache", "LMCache, one server for both ranks", (_one("lmcache", budget, "engine"),), budget, disk
+        ),
+        replace(
+            _over_lmcache(
+                "router_lmcache", "SGLang's router, LMCache", _two("router_lmcache", budget, _plain), budget, disk
+            ),
+            front="cache_aware",
+        ),
         System("banyan", "Banyan, dp 2", (_one("banyan", budget, "on", *_arena(budget, 1)),)),
         System(
             "banyan_even",
@@ -188,12 +196,12 @@ def _with_hicache(spec: ServerSpec, budget: Budget, path: str, *more_flags: str)
     return replace(spec, args=(*spec.args, *flags), env=(*spec.env, ("PYTHONPATH", path)))
 
 
-def _lmcache(budget: Budget, config: Path) -> System:
-    """LMCache's server with all of the DRAM, shared by both ranks; chunks of one page, as SGLang's linker has them."""
-    spec = _one("lmcache", budget, "engine", "--enable-lmcache", "--lmcache-config-file", str(config))
-    spec = replace(spec, env=(*spec.env, NO_USAGE_REPORTS))
-    service = LMCacheServer(free_port(), config, budget.dram_gib)
-    return System("lmcache", "LMCache, one server for both ranks", (spec,), lmcache=service)
+def _over_lmcache(name: str, title: str, specs: tuple[ServerSpec, ...], budget: Budget, disk: Path) -> System:
+    """LMCache's server with all of the DRAM, shared by all ranks; chunks of one page, as SGLang's linker has them."""
+    config = disk / f"{name}.yaml"
+    flags = ("--enable-lmcache", "--lmcache-config-file", str(config))
+    made = (replace(spec, args=(*spec.args, *flags), env=(*spec.env, NO_USAGE_REPORTS)) for spec in specs)
+    return System(name, title, tuple(made), lmcache=LMCacheServer(free_port(), config, budget.dram_gib))
 
 
 def _with_store(budget: Budget, disk: Path) -> System:

@@ -17,6 +17,7 @@ at a time, from empty caches, in an order that rotates with the draw; all have t
     router_hicache    the same in two servers behind SGLang's router
     router_hicache_back  these with `--hicache-write-policy write_back`
     lmcache           the same DRAM in LMCache's server, for both ranks
+    router_lmcache    the same for two servers behind SGLang's router
 
 Recorded prompts say which pages they have in common and not what is in them, so tokens are drawn. Those of `documents`,
 `scan` and `hot` (the hot set alone) are made: they are long and share nothing. Leaves build/pressure/engine.json, and
@@ -59,7 +60,7 @@ DTYPE = dtype_for(features_here())
 MADE = {"documents": documents, "scan": scan, "hot": hot}
 INDEX_POLICIES = tuple(policy for policy in POLICY_CHOICES if policy != SGLANG_POLICY)
 SYSTEMS = ("single", "stock", "router", *(f"index {policy}" for policy in INDEX_POLICIES), "banyan", "banyan no arena")
-WITH_DRAM = ("hicache_dram", "router_hicache", "router_hicache_back", "lmcache")
+WITH_DRAM = ("hicache_dram", "router_hicache", "router_hicache_back", "lmcache", "router_lmcache")
 """Those of `benchmark.alternatives` that have no place here without `--dram`."""
 
 

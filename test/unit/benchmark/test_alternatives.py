@@ -101,7 +101,9 @@ class TestSystems:
                 for spec in made[name].specs
             )
             assert tokens == pytest.approx(BUDGET.dram_tokens, rel=1e-3)
-        assert made["lmcache"].lmcache.dram_gib == BUDGET.dram_gib
+        for name in ("lmcache", "router_lmcache"):
+            assert made[name].lmcache.dram_gib == BUDGET.dram_gib
+            assert {flag(spec, "--lmcache-config-file") for spec in made[name].specs} == {f"disk/{name}.yaml"}
 
     def test_systems_with_a_disk_when_listed_then_all_have_the_same(self):
         made = systems_of(BUDGET, Path("disk"), "p")
