@@ -185,6 +185,27 @@ def test_frames_when_used_at_random_then_each_is_in_one_place(frame_table: FakeF
     assert frame_ids(array("q", [3]).tobytes()) == [3]
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_claim_when_somebody_asks_which_pages_are_wanted_then_the_same_ones_go(seed: int) -> None:
+    tables = [FakeFrameTable() for _ in range(2)]
+    asked, alone = (Residency(table, 12) for table in tables)
+    rng, wanted = random.Random(seed), set[str]()
+    for step in range(200):
+        touched = {frame for frame in tables[0].key_of if rng.random() < 0.2}
+        for table in tables:
+            table.touched |= touched
+        first = rng.randrange(12)
+        wanted.update(asked.wanted_in(range(first, rng.randrange(first, 12))))
+        keys = [f"{step} {number}" for number in range(rng.randrange(5))]
+        frames = [residency.claim(len(keys)) for residency in (asked, alone)]
+        assert frames[0] == frames[1] and asked.last_evicted == alone.last_evicted
+        for residency in (asked, alone):
+            residency.publish(frames[0], keys[: len(frames[0])])
+        if rng.random() < 0.1:
+            assert asked.demote(gone := asked.keys[:2]) == alone.demote(gone)
+    assert wanted
+
+
 class Told:
     """What a watch is told."""
 
