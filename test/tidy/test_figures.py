@@ -105,11 +105,14 @@ SECOND_PASS = "rows/system={}/runs/2/cached_share"
 PASSES = ("1/cached_share", "2/cached_share", "2/ttft_s_mean")
 IN_AS_MUCH_DRAM = {
     "banyan": "| Banyan, with that much DRAM |",
+    "router_hicache_back": "two servers with HiCache, `write_back` |",
     "router_hicache": "two servers with HiCache |",
+    "router_lmcache": "two servers with LMCache |",
+    "router": "two servers, no DRAM |",
     "lmcache": "| LMCache, ranks in turns |",
     "hicache_dram": "| HiCache, ranks in turns |",
-    "router": "two servers, no DRAM |",
 }
+WRITE_BACK = ("router_hicache_back", "banyan")
 AGENTS = "rows/trace=coding_agents,phase=cold,system={}"
 DOCUMENTS = "rows/trace=documents,phase=cold,system={}/cached_share"
 STEPS = "by_ranks/{}/case={} streams/scheduler_step_us"
@@ -134,8 +137,10 @@ LINES = [
     line(
         README,
         "**[Other systems with equal means]",
-        *of("pressure_dram", said.middle, *map(SECOND_PASS.format, ("banyan", "router_hicache", "lmcache"))),
-        *of("pressure_write_back", said.middle, *map(SECOND_PASS.format, ("router_hicache_back", "banyan"))),
+        *of(
+            "pressure_dram", said.middle, *map(SECOND_PASS.format, ("banyan", "router_hicache", "router_hicache_back"))
+        ),
+        *of("pressure_dram", said.middle, *(f"rows/system={name}/runs/{PASSES[0]}" for name in WRITE_BACK)),
         *of("alternatives", said.share, *map(DOCUMENTS.format, ("hicache", "banyan"))),
         BEHIND_A_ROUTER,
         ON_RANKS_THAT_SHARE,
@@ -193,25 +198,23 @@ LINES = [
         PAGE,
         "with DRAM for 0.6 of them",
         *of("pressure_dram", ranged, *map(SECOND_PASS.format, IN_AS_MUCH_DRAM)),
-        *of("pressure_dram", ranged, "rows/system=banyan/ttft_to_router/2"),
+        *of("pressure_dram", ranged, *(f"rows/system={name}/runs/{PASSES[2]}" for name in reversed(WRITE_BACK))),
+        *of("pressure_dram", ranged, *(f"rows/system={name}/runs/{PASSES[0]}" for name in reversed(WRITE_BACK))),
     ),
     line(
-        PAGE,
-        "the same beside HiCache with",
-        *(
-            Figure("pressure_write_back", f"rows/system={name}/runs/{part}", ranged)
-            for part in PASSES[1::-1]
-            for name in ("banyan", "router_hicache_back")
-        ),
-        *of("pressure_write_back", ranged, "rows/system=banyan/runs/2/ttft_s_mean"),
-        *of("pressure_write_back", ranged, "rows/system=router_hicache_back/runs/2/ttft_s_mean"),
+        CAPACITY,
+        "In the second pass Banyan finds the most",
+        *of("pressure_dram", ranged, "rows/system=banyan/ttft_to_router/2"),
+        *of("pressure_dram", ranged, *(f"rows/system={name}/runs/1/ttft_s_mean" for name in reversed(WRITE_BACK))),
     ),
-    both_passes("pressure_write_back", "router_hicache_back", "two servers with HiCache, `write_back` |"),
-    both_passes("pressure_write_back", "banyan", "| Banyan beside it |"),
     line(
         PAGE,
         "with DRAM for 1.2 of them",
-        *of("pressure_dram_large", said.two_rounds, *map(SECOND_PASS.format, [*IN_AS_MUCH_DRAM][:-1])),
+        *of(
+            "pressure_dram_large",
+            said.two_rounds,
+            *map(SECOND_PASS.format, ("banyan", "router_hicache", "lmcache", "hicache_dram")),
+        ),
     ),
     *(both_passes("pressure_dram", name, mark) for name, mark in IN_AS_MUCH_DRAM.items()),
     line(
