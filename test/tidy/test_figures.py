@@ -213,7 +213,7 @@ LINES = [
         *of(
             "pressure_dram_large",
             said.two_rounds,
-            *map(SECOND_PASS.format, ("banyan", "router_hicache", "lmcache", "hicache_dram")),
+            *map(SECOND_PASS.format, ("banyan", "router_hicache", "router_hicache_back", "lmcache")),
         ),
     ),
     *(both_passes("pressure_dram", name, mark) for name, mark in IN_AS_MUCH_DRAM.items()),
