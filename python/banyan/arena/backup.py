@@ -141,6 +141,8 @@ class Backup:
         while self._copies.has_ended:
             landed += self._copies.land()
             self._has_news = True
+        for chain in landed:
+            self.write_back.landed(chain.keys)
         if self._may_have_room():
             self._has_news = False
             self._try(self._send_queued)

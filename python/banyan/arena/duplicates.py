@@ -3,8 +3,8 @@
 
 What this rank loads it demotes itself, when its pool publishes it. What other ranks load is leased, and a lease marks
 its page as wanted. So marked pages are looked up, as many as are paid for by the pages that go down, and demoted where
-a pool holds them. What came down before write-back began lies in this rank's pool, whether it is marked or not: the
-first time round all pages are looked up.
+a pool holds them. What came down while there were free frames lies in this rank's pool, whether it is marked or not: it
+is looked up when it lands, and what landed before write-back began the first time round.
 
 Invariants
   1. No page is demoted but one that a pool held a moment ago, and that this rank's pool is not about to drop. A pool
@@ -55,6 +55,10 @@ class Duplicates:
         self._hand = frames.stop
         if self._hand == residency.num_frames:
             self._hand, self._is_first_round = 0, False
+        self.came(keys)
+
+    def came(self, keys: Sequence[str]) -> None:
+        """These pages are in the arena, maybe before they have left a pool."""
         self._residency.demote(self._held_by(keys, self._pool_slots))
 
     def have_all(self, keys: Sequence[str]) -> bool:

@@ -93,6 +93,11 @@ class WriteBack:
         self.has_room = self._may_have_frames and self._duplicates.have_all(self._residency.last_evicted)
         return frames
 
+    def landed(self, keys: Sequence[str]) -> None:
+        """These pages have come down, for want of room in the pool or because there were free frames."""
+        if self._is_on:
+            self._duplicates.came(keys)
+
     def send(self) -> None:
         """Start to copy what has left."""
         self._may_have_frames = True

@@ -70,6 +70,18 @@ def test_page_when_it_was_in_the_pool_before_write_back_began_then_the_first_rou
     assert left_for(hosts[0], 1) == set(keys(7))
 
 
+def test_page_when_it_came_down_because_a_frame_was_free_then_it_goes_before_what_nobody_else_has(
+    hosts: list[Host],
+) -> None:
+    owner = after_a_round(hosts[0])
+    owner.residency.demote(keys(9))
+    owner.residency.abandon(owner.residency.claim(1))
+    owner.rank.frame_table.publish(frames(3), keys(6))
+    owner.backup.offer(keys(6))
+    owner.wait_landed()
+    assert left_for(owner, 1) == set(keys(6)), "the pool holds it"
+
+
 def test_page_when_it_is_marked_and_in_no_pool_then_it_gets_another_round(hosts: list[Host]) -> None:
     owner, other = hosts
     other.fetch(keys(7, 8, 9), frames(3, 4, 5))
