@@ -115,10 +115,12 @@ def systems_of(budget: Budget, disk: Path, hicache_path: str) -> dict[str, Syste
         _over_lmcache(
             "lmcache", "LMCache, one server for both ranks", (_one("lmcache", budget, "engine"),), budget, disk
         ),
-        replace(
-            _over_lmcache(
-                "router_lmcache", "SGLang's router, LMCache", _two("router_lmcache", budget, _plain), budget, disk
-            ),
+        _over_lmcache(
+            "router_lmcache",
+            "SGLang's router, LMCache",
+            _two("router_lmcache", budget, _plain),
+            budget,
+            disk,
             front="cache_aware",
         ),
         System("banyan", "Banyan, dp 2", (_one("banyan", budget, "on", *_arena(budget, 1)),)),
@@ -196,12 +198,14 @@ def _with_hicache(spec: ServerSpec, budget: Budget, path: str, *more_flags: str)
     return replace(spec, args=(*spec.args, *flags), env=(*spec.env, ("PYTHONPATH", path)))
 
 
-def _over_lmcache(name: str, title: str, specs: tuple[ServerSpec, ...], budget: Budget, disk: Path) -> System:
+def _over_lmcache(
+    name: str, title: str, specs: tuple[ServerSpec, ...], budget: Budget, disk: Path, front: Front = "none"
+) -> System:
     """LMCache's server with all of the DRAM, shared by all ranks; chunks of one page, as SGLang's linker has them."""
     config = disk / f"{name}.yaml"
     flags = ("--enable-lmcache", "--lmcache-config-file", str(config))
     made = (replace(spec, args=(*spec.args, *flags), env=(*spec.env, NO_USAGE_REPORTS)) for spec in specs)
-    return System(name, title, tuple(made), lmcache=LMCacheServer(free_port(), config, budget.dram_gib))
+    return System(name, title, tuple(made), front, lmcache=LMCacheServer(free_port(), config, budget.dram_gib))
 
 
 def _with_store(budget: Budget, disk: Path) -> System:

@@ -80,7 +80,10 @@ class BackupCopies:
 
     def num_present(self, keys: Sequence[str]) -> int:
         """Leading pages that need no copy. What lies behind a page that is missing is copied once more."""
-        return self._and_coming(keys, self._num_in_arena(keys))
+        num_present = self._num_in_arena(keys)
+        while num_present < len(keys) and keys[num_present] in self._on_their_way:
+            num_present += 1
+        return num_present
 
     def runs(self, keys: Sequence[str]) -> list[tuple[bool, list[str]]]:
         """The chain in runs of pages that need no copy (True), each by itself, and such that do. Those that are there
@@ -93,12 +96,6 @@ class BackupCopies:
             if is_there:
                 self._peers.touch(self._peers.lookup(run, self._arena_slots))
         return runs
-
-    def _and_coming(self, keys: Sequence[str], num_present: int) -> int:
-        """Those that are there, and those behind them that are on their way."""
-        while num_present < len(keys) and keys[num_present] in self._on_their_way:
-            num_present += 1
-        return num_present
 
     def _num_in_arena(self, keys: Sequence[str]) -> int:
         """Leading pages that some part of the arena has."""

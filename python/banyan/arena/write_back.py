@@ -94,9 +94,9 @@ class WriteBack:
         return frames
 
     def landed(self, keys: Sequence[str]) -> None:
-        """These pages have come down, for want of room in the pool or because there were free frames."""
+        """These pages have come down: they have left the pool, or frames were free."""
         if self._is_on:
-            self._duplicates.came(keys)
+            self._duplicates.look_up(keys)
 
     def send(self) -> None:
         """Start to copy what has left."""

@@ -112,7 +112,7 @@ def test_pages_when_they_are_to_be_fetched_then_nothing_that_leaves_takes_their_
         assert not owner.backup.write_back.leaving(keys(1, 2))
         assert owner.view.lookup(keys(8, 9)).num_pages == 2
     owner.backup.write_back.send()
-    assert owner.backup.write_back.leaving(keys(1, 2))
+    assert owner.backup.write_back.leaving(keys(1, 2)) and not owner.backup.write_back.has_room, "two are lost for them"
 
 
 def test_pages_when_they_have_come_up_into_the_pool_then_their_frames_are_taken_first(owner: Host) -> None:
