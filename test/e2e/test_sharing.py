@@ -107,6 +107,15 @@ def test_equal_tails_when_they_arrive_together_then_remote_bytes_are_read_once(b
     assert after["fetches_failed"] == 0
 
 
+def test_prompts_when_they_begin_alike_and_come_at_once_then_their_rank_computes_that_once(banyan, prompt):
+    head, before = prompt("at once", 1000), banyan.ranks()[0]["passed_over_requests"]
+    asked = [[*head, *prompt(f"at once {number}", 40)] for number in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        cached = [meta["cached_tokens"] for _, meta in pool.map(lambda ids: banyan.generate(ids, rank=0), asked)]
+    assert sorted(cached) == [0, 992, 992, 992]
+    assert banyan.ranks()[0]["passed_over_requests"] > before
+
+
 def test_flush_when_the_cache_is_flushed_then_nothing_is_fetched(banyan, prompt):
     ids = prompt("flush", 600)
     first, _ = banyan.generate(ids, rank=0)

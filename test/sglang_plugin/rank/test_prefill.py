@@ -2,6 +2,7 @@
 """Banyan's part in SGLang's own adder. Cache and requests are fakes."""
 
 import gc
+from array import array
 from types import SimpleNamespace
 
 import pytest
@@ -64,6 +65,13 @@ def request(num_tokens, *, prefix_tokens=0):
         output_ids=[],
         sampling_params=SimpleNamespace(max_new_tokens=4, ignore_eos=False),
         retracted_stain=False,
+        positional_embed_overrides=None,
+        skip_radix_cache_insert=False,
+        extra_key=None,
+        cache_salt=None,
+        lora_id=None,
+        origin_input_ids=array("q", range(num_tokens)),
+        finished=lambda: False,
         needs_host_load_back=lambda: False,
         kv=SimpleNamespace(holds_mamba=True, req_pool_idx=None),
     )
@@ -226,3 +234,59 @@ def test_add_when_a_request_leaves_the_queue_then_that_is_told_and_of_one_that_s
     adder = make_adder()
     add(adder, request(100), request(5_000), request(200))
     assert begun == ["r100", "r5000"] == [req.rid for req in adder.can_run_list]
+
+
+@pytest.fixture
+def passed_over(monkeypatch):
+    """A rank on which requests wait for what is pending; those that did."""
+    told = []
+    monkeypatch.setattr(prefill, "_pending", None)
+    monkeypatch.setattr(prefill, "_passed_over", None)
+    prefill.wait_for_pending(lambda: told.append(None))
+    return told
+
+
+def waiting(num_tokens, **fields):
+    """A request of a model without states."""
+    req = request(num_tokens)
+    req.kv.holds_mamba = False
+    vars(req).update(fields)
+    return req
+
+
+def test_add_when_prompts_begin_alike_then_one_is_computed_and_the_others_wait_once(make_adder, passed_over):
+    first, second, other = waiting(1000), waiting(900), waiting(800, cache_salt="another")
+    assert add(make_adder(), first, second, other) == ((1000, 0), (800, 0))
+    # While the first is computed SGLang makes the next batch.
+    assert add(make_adder(), second) == ()
+    first.output_ids.append(5)
+    second.prefix_len = second.extend_end = 896
+    assert add(make_adder(), second) == ((4, 896),)
+    assert len(passed_over) == 1
+
+
+@pytest.mark.parametrize(
+    "fields", [{"skip_radix_cache_insert": True}, {"positional_embed_overrides": [0]}, {"lora_id": "an adapter"}]
+)
+def test_add_when_the_other_prompt_leaves_nothing_that_can_be_found_then_nobody_waits(make_adder, passed_over, fields):
+    assert len(add(make_adder(), waiting(1000, **fields), waiting(900))) == 2
+    assert not passed_over
+
+
+def test_add_when_a_piece_of_a_long_prompt_is_computed_then_those_that_begin_alike_wait(make_adder, passed_over):
+    adder = make_adder()
+    adder.add_chunked_req(waiting(2 * CHUNK))
+    second = waiting(2 * CHUNK)
+    assert adder.add_one_req(second, has_chunked_req=True, truncation_align_size=None) == AddReqResult.CONTINUE
+    assert len(adder.can_run_list) == 1 and len(passed_over) == 1
+
+
+def test_add_when_another_was_thrown_out_for_it_then_it_does_not_wait(make_adder, passed_over):
+    adder = make_adder()
+    add(adder, waiting(1000))
+    adder.preempt_list.append(waiting(50))
+    assert len(add(adder, waiting(900))) == 2
+
+
+def test_add_when_the_model_has_states_then_nobody_waits(make_adder, passed_over):
+    assert len(add(make_adder(), request(1000), request(900))) == 2

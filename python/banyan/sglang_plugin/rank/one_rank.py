@@ -94,6 +94,7 @@ class Rank:
         self._gone: deque[str] = deque()
         if self.can_hold_back:
             prefill.hold_back(self.kinds.full.is_awaited)
+        prefill.wait_for_pending(self._count_passed_over)
         self.attachments: list[Attachment] = []
         for attach in parts.setup.points.attach:
             self.attachments.append(attach(self))
@@ -194,6 +195,9 @@ class Rank:
         self.demand.answered(len(req.origin_input_ids), pages, cached_tokens // self.page_tokens)
         self._planner.computed(request, reasons)
         return reasons
+
+    def _count_passed_over(self) -> None:
+        self.counters.passed_over_requests += 1
 
     def _forget_gone(self) -> None:
         """SGLang has forgotten these requests. It says so wherever the collector runs, in the middle of anything."""
