@@ -137,6 +137,10 @@ def span_of(figure: str) -> Callable[[Rows], str]:
     return lambda cells: least_to_most(cell[figure]["median"] for cell in cells)
 
 
+def span_of_arm(arm: str, figure: str) -> Callable[[Rows], str]:
+    return lambda rows: least_to_most(row["arms"][arm][figure]["median"] for row in rows)
+
+
 def unlike_stock(system: str) -> Callable[[Rows], str]:
     """How many answers to empty caches were not those of stock."""
 

@@ -90,6 +90,22 @@ def in_ray_serve(side: str) -> Line:
     return line(DOCS / "ray.md", f"| {side} |", Figure("ray_serve", "rows", words))
 
 
+def in_a_burst(ranks: int, burst: str) -> Line:
+    row = f"rows/ranks={ranks},burst={burst}"
+    arms = [f"{row}/arms/{arm}" for arm in ("off", "off, lpm", "on")]
+    return line(
+        SERVING,
+        f"| {ranks} | {burst} |",
+        *of("bursts", said.percent_of, *(f"{arm}/cached_share" for arm in arms), f"{row}/best_cached_share"),
+        *of("bursts", said.hundredths, *(f"{arm}/answered_s" for arm in arms)),
+        *of("bursts", ranged, f"{arms[-1]}/answered_to_off", f"{arms[-1]}/ttft_to_off"),
+    )
+
+
+def of_all_bursts(*figures: str) -> list[Figure]:
+    return [Figure("bursts", "rows", said.span_of_arm("on", figure)) for figure in figures]
+
+
 def at_three(system: str) -> Figure:
     return Figure("rates", f"systems/{system}", said.found_at("3"))
 
@@ -227,6 +243,9 @@ LINES = [
             for other in ("router", "single")
         ),
     ),
+    line(PAGE, "prompts that begin alike and come at once", *of_all_bursts("ttft_to_off", "answered_to_off")),
+    line(README, "TTFT is [0.29", *of_all_bursts("ttft_to_off")),
+    *(in_a_burst(ranks, burst) for ranks in (1, 2) for burst in ("4 x 1000 + 50", "16 x 500 + 30", "8 x 2000 + 100")),
     line(
         PAGE,
         "one prompt of 100,000 tokens",
