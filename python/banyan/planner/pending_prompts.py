@@ -37,7 +37,7 @@ class _Pending:
     is_over: Callable[[], bool]
 
     def brings(self, asked: Prompt, first: int, last: int) -> bool:
-        """Whether ``asked`` has its tokens up to ``last``, of which those from ``first`` on are news."""
+        """Whether ``asked`` begins with its tokens up to ``last``. Those from ``first`` on are the least likely."""
         ours, theirs = self.prompt.tokens, asked.tokens
         return (
             last <= min(self.num_tokens, len(ours), len(theirs))
@@ -65,7 +65,8 @@ class PendingPrompts:
         if num_tokens >= LEAST_SHARED_TOKENS:
             self._now.append(_Pending(prompt, num_tokens, is_over))
 
-    def are_coming(self, prompt: Prompt, num_found: int) -> bool:
-        """Whether what comes behind the first ``num_found`` tokens, which are cached, is being computed."""
+    def are_coming(self, prompt: Prompt, num_found: int, most: int) -> bool:
+        """Whether what comes behind the first ``num_found`` tokens, which are cached, is being computed. ``most``: of
+        the prompt may come from a cache."""
         last = num_found + LEAST_SHARED_TOKENS
-        return any(pending.brings(prompt, num_found, last) for pending in (*self._now, *self._before))
+        return last <= most and any(pending.brings(prompt, num_found, last) for pending in (*self._now, *self._before))

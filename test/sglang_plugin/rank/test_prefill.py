@@ -13,7 +13,7 @@ from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 
 from banyan.config import Config
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.rank import prefill
+from banyan.sglang_plugin.rank import pending, prefill
 
 PAGE = 16
 CHUNK = 4096
@@ -72,6 +72,7 @@ def request(num_tokens, *, prefix_tokens=0):
         lora_id=None,
         origin_input_ids=array("q", range(num_tokens)),
         finished=lambda: False,
+        _compute_max_prefix_len=lambda num_tokens: num_tokens - 1,
         needs_host_load_back=lambda: False,
         kv=SimpleNamespace(holds_mamba=True, req_pool_idx=None),
     )
@@ -240,9 +241,9 @@ def test_add_when_a_request_leaves_the_queue_then_that_is_told_and_of_one_that_s
 def passed_over(monkeypatch):
     """A rank on which requests wait for what is pending; those that did."""
     told = []
-    monkeypatch.setattr(prefill, "_pending", None)
-    monkeypatch.setattr(prefill, "_passed_over", None)
-    prefill.wait_for_pending(lambda: told.append(None))
+    monkeypatch.setattr(pending, "_pending", None)
+    monkeypatch.setattr(pending, "_passed_over", None)
+    pending.wait(lambda: told.append(None))
     return told
 
 
@@ -290,3 +291,22 @@ def test_add_when_another_was_thrown_out_for_it_then_it_does_not_wait(make_adder
 
 def test_add_when_the_model_has_states_then_nobody_waits(make_adder, passed_over):
     assert len(add(make_adder(), request(1000), request(900))) == 2
+
+
+def test_add_when_nothing_of_the_prompt_may_come_from_a_cache_then_it_does_not_wait(make_adder, passed_over):
+    of_all_logprobs = waiting(900, _compute_max_prefix_len=lambda num_tokens: 0)
+    assert len(add(make_adder(), waiting(1000), of_all_logprobs)) == 2
+
+
+def test_add_when_what_they_wait_for_never_comes_then_they_are_not_computed_one_after_the_other(
+    make_adder, passed_over
+):
+    queue, batches = [waiting(1000 + number) for number in range(6)], []
+    while queue:
+        adder = make_adder()
+        add(adder, *queue)
+        batches.append(len(adder.can_run_list))
+        for req in adder.can_run_list:
+            req.output_ids.append(5)
+            queue.remove(req)
+    assert batches == [1, 1, 1, 3] and len(passed_over) == 5

@@ -18,6 +18,11 @@ def prompt(num_shared, num_own=0, own=7, namespace=None):
     return Prompt(namespace, tokens(num_shared, num_own, own))
 
 
+def comes(pending, asked, num_found):
+    """Whether it does to a request all but the last token of which may come from a cache."""
+    return pending.are_coming(asked, num_found, len(asked.tokens) - 1)
+
+
 class Forward:
     """Whether its results are there."""
 
@@ -35,9 +40,9 @@ def pending():
 
 
 def test_prompt_when_its_beginning_is_being_computed_then_it_waits_for_that(pending):
-    assert not pending.are_coming(prompt(1000, 50, own=1), 0)
+    assert not comes(pending, prompt(1000, 50, own=1), 0)
     pending.take(prompt(1000, 50, own=2), 1050, Forward())
-    assert pending.are_coming(prompt(1000, 50, own=1), 0)
+    assert comes(pending, prompt(1000, 50, own=1), 0)
 
 
 @pytest.mark.parametrize(
@@ -55,42 +60,42 @@ def test_prompt_when_too_little_behind_what_is_cached_is_shared_then_it_does_not
     pending, num_shared, num_found, waits
 ):
     pending.take(prompt(num_shared, 500, own=2), num_shared + 500, Forward())
-    assert pending.are_coming(prompt(num_shared, 500, own=1), num_found) is waits
+    assert comes(pending, prompt(num_shared, 500, own=1), num_found) is waits
 
 
 def test_prompt_when_it_parts_before_what_is_cached_of_it_then_it_does_not_wait(pending):
     other = tokens(1000)
     other[3] = 99
     pending.take(Prompt(None, other), 1000, Forward())
-    assert not pending.are_coming(prompt(1000), 512)
+    assert not comes(pending, prompt(1000), 512)
 
 
 def test_prompt_when_only_a_piece_of_the_other_is_computed_then_it_waits_as_far_as_that_goes(pending):
     pending.take(prompt(5000), 2048, Forward())
-    assert pending.are_coming(prompt(5000), 2048 - L)
-    assert not pending.are_coming(prompt(5000), 2048)
+    assert comes(pending, prompt(5000), 2048 - L)
+    assert not comes(pending, prompt(5000), 2048)
 
 
 def test_prompt_when_its_namespace_is_another_then_it_does_not_wait(pending):
     pending.take(prompt(1000, namespace=("adapter", None)), 1000, Forward())
-    assert not pending.are_coming(prompt(1000, namespace=("other", None)), 0)
-    assert pending.are_coming(prompt(1000, namespace=("adapter", None)), 0)
+    assert not comes(pending, prompt(1000, namespace=("other", None)), 0)
+    assert comes(pending, prompt(1000, namespace=("adapter", None)), 0)
 
 
 def test_prompt_when_the_forward_is_of_the_pass_before_then_it_waits_until_its_results_are_there(pending):
     forward = Forward()
     pending.take(prompt(1000), 1000, forward)
     pending.begin_pass()
-    assert pending.are_coming(prompt(1000), 0)
+    assert comes(pending, prompt(1000), 0)
     forward.is_over = True
-    assert not pending.are_coming(prompt(1000), 0)
+    assert not comes(pending, prompt(1000), 0)
 
 
 def test_prompt_when_what_it_waits_for_never_comes_then_it_waits_no_longer_than_the_next_pass(pending):
     pending.take(prompt(1000), 1000, Forward())
     pending.begin_pass()
     pending.begin_pass()
-    assert not pending.are_coming(prompt(1000), 0)
+    assert not comes(pending, prompt(1000), 0)
 
 
 def test_prompts_when_all_begin_alike_then_one_is_computed_and_the_others_follow_it(pending):
@@ -99,10 +104,16 @@ def test_prompts_when_all_begin_alike_then_one_is_computed_and_the_others_follow
         pending.begin_pass()
         batch, forward = [], Forward()
         for each in waiting:
-            if not pending.are_coming(each, found):
+            if not comes(pending, each, found):
                 batch.append(each)
                 pending.take(each, 1050, forward)
         waiting = [each for each in waiting if each not in batch]
         batches.append(len(batch))
         found, forward.is_over = 1000, True
     assert batches == [1, 7]
+
+
+def test_prompt_when_too_little_of_it_may_come_from_a_cache_then_it_does_not_wait(pending):
+    pending.take(prompt(1000), 1000, Forward())
+    assert pending.are_coming(prompt(1000), 0, L)
+    assert not pending.are_coming(prompt(1000), 0, L - 1)

@@ -28,7 +28,7 @@ from banyan.routing.tenant_secret import tenants_part
 from banyan.sglang_plugin import runtime
 from banyan.sglang_plugin.pools.access import Window
 from banyan.sglang_plugin.pools.kind_pools import RankPools
-from banyan.sglang_plugin.rank import prefill, requests
+from banyan.sglang_plugin.rank import pending, prefill, requests
 from banyan.sglang_plugin.rank.all_kinds import Kinds
 from banyan.sglang_plugin.rank.evicting.node_demand import NodeDemand
 from banyan.sglang_plugin.rank.kind import RankSetup
@@ -94,7 +94,7 @@ class Rank:
         self._gone: deque[str] = deque()
         if self.can_hold_back:
             prefill.hold_back(self.kinds.full.is_awaited)
-        prefill.wait_for_pending(self._count_passed_over)
+        pending.wait(self._count_passed_over)
         self.attachments: list[Attachment] = []
         for attach in parts.setup.points.attach:
             self.attachments.append(attach(self))

@@ -17,9 +17,8 @@ from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS, AddReqResul
 from banyan import faults
 from banyan.pacing.lockstep import MoveBudget
 from banyan.planner import Piece
-from banyan.planner.pending_prompts import PendingPrompts, Prompt
 from banyan.sglang_plugin import runtime
-from banyan.sglang_plugin.rank import requests
+from banyan.sglang_plugin.rank import pending, requests
 
 _most_moved_tokens: Callable[[], int] | None = None
 """What a step of a rank that steps together with others may move."""
@@ -29,10 +28,6 @@ _num_uncounted_tokens: Callable[[], Sequence[int]] | None = None
 
 _is_awaited: Callable[[str], bool] | None = None
 """Whether other nodes may still answer for a request of this id."""
-
-_pending: PendingPrompts | None = None
-_passed_over: Callable[[], None] | None = None
-"""Told of each request that has waited for what is pending."""
 
 _has_begun: Callable[[str], None] | None = None
 """Told the id of a request that has been added to a prefill: its prefix is locked."""
@@ -63,13 +58,6 @@ def hold_back(is_awaited: Callable[[str], bool]) -> None:
     """From now on pass over requests for which answers of other nodes may still come; they keep their place."""
     global _is_awaited
     _is_awaited = faults.quiet(is_awaited, "prefill.is_awaited", lambda request: False)
-
-
-def wait_for_pending(passed_over: Callable[[], None]) -> None:
-    """From now on pass over requests whose next pages the forward under way computes, or the one that is being
-    prepared; they keep their place. ``passed_over`` is told of each once."""
-    global _pending, _passed_over
-    _pending, _passed_over = PendingPrompts(), faults.quiet(passed_over, "prefill.passed_over", lambda: None)
 
 
 def tell_begun(has_begun: Callable[[str], None]) -> None:
@@ -104,37 +92,6 @@ def _has_to_wait(req: Any) -> bool:
     return True
 
 
-def _are_pending(req: Any) -> bool:
-    """Whether it waits for the next pages of its prompt, which are being computed for another request."""
-    # SGLang leaves the slot of a state with a request that is passed over.
-    if _pending is None or req.kv.holds_mamba or (prompt := _prompt(req)) is None:
-        return False
-    return _pending.are_coming(prompt, req.prefix_len + req.host_hit_length)
-
-
-def _prompt(req: Any) -> Prompt | None:
-    """None where its tokens do not say what its KV is."""
-    if req.positional_embed_overrides is not None:
-        return None
-    return Prompt((req.extra_key, req.cache_salt, req.lora_id), req.origin_input_ids)
-
-
-def _note_pending(req: Any) -> None:
-    if _pending is None or req.skip_radix_cache_insert or (prompt := _prompt(req)) is None:
-        return
-    found, num_answered = weakref.ref(req), len(req.output_ids)
-
-    def is_over() -> bool:
-        req = found()
-        return req is None or req.finished() or len(req.output_ids) > num_answered
-
-    _pending.take(prompt, req.prefix_len + req.extend_len, is_over)
-
-
-_are_pending = faults.quiet(_are_pending, "prefill.are_pending", lambda req: False)
-_note_pending = faults.quiet(_note_pending, "prefill.note_pending", lambda req: None)
-
-
 @functools.cache
 def _watched(chosen: type) -> type:
     return type(f"Banyan{chosen.__name__}", (WatchedAdder, chosen), {})
@@ -158,8 +115,7 @@ class WatchedAdder:
         global _newest
         super().__init__(*args, **kwargs)
         _newest = weakref.ref(self)
-        if _pending is not None:
-            _pending.begin_pass()
+        pending.begin_pass()
         self._moves = None if _most_moved_tokens is None else MoveBudget(_most_moved_tokens())
         full, *windows = (0,) if _num_uncounted_tokens is None else _num_uncounted_tokens()
         self._num_held_tokens = full
@@ -171,15 +127,14 @@ class WatchedAdder:
         if _has_to_wait(req):
             return AddReqResult.CONTINUE
         # One for which another was thrown out takes the place at once.
-        if not self.preempt_list and _are_pending(req):
-            self._pass_over(req)
+        if not self.preempt_list and pending.has_to_wait(req):
             return AddReqResult.CONTINUE
         if self._moves is not None and not self._moves.has_room(req.host_hit_length):
             return AddReqResult.OTHER
         theirs = runtime.STOPWATCH.elsewhere(super().add_one_req)  # type: ignore[misc]
         verdict = theirs(req, has_chunked_req, truncation_align_size)
         if self._was_added(req):
-            _note_pending(req)
+            pending.note(req)
             if self._moves is not None:
                 self._moves.take(req.host_loaded_length)
             if _has_begun is not None:
@@ -195,13 +150,8 @@ class WatchedAdder:
         """The next piece of a prompt that is longer than a batch."""
         left = super().add_chunked_req(req)  # type: ignore[misc]
         if self._was_added(req):
-            _note_pending(req)
+            pending.note(req)
         return left
-
-    def _pass_over(self, req: Any) -> None:
-        if _passed_over is not None and not getattr(req, "banyan_was_passed_over", False):
-            req.banyan_was_passed_over = True
-            _passed_over()
 
     def _is_short_of_held(self, req: Any) -> bool:
         """Whether it, or the next one, lacks no more than what readers hold."""

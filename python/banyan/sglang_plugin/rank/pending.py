@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that wait in a rank's queue while a forward computes what they begin with (``planner.pending_prompts``).
+
+Where what they wait for never comes, they wait for ``MOST_PASSES`` passes and no more: a cache that gives none of them
+the pages of another must not have them computed one after the other. The shards of a rank decide alike: all that is
+asked here is SGLang's own. The scheduler's thread calls.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from banyan import faults
+from banyan.planner.pending_prompts import LEAST_SHARED_TOKENS, PendingPrompts, Prompt
+
+MOST_PASSES = 3
+"""Without finding more of the prompt. The results of a forward are there after two."""
+
+_pending: PendingPrompts | None = None
+_passed_over: Callable[[], None] | None = None
+
+
+def wait(passed_over: Callable[[], None]) -> None:
+    """From now on such requests wait. ``passed_over`` is told of each once."""
+    global _pending, _passed_over
+    _pending, _passed_over = PendingPrompts(), faults.quiet(passed_over, "pending.passed_over", lambda: None)
+
+
+def begin_pass() -> None:
+    """SGLang goes through its queue anew."""
+    if _pending is not None:
+        _pending.begin_pass()
+
+
+def _has_to_wait(req: Any) -> bool:
+    """Whether the next pages of its prompt are being computed for another request: it is passed over."""
+    # SGLang leaves the slot of a state with a request that is passed over.
+    if _pending is None or req.kv.holds_mamba or (prompt := _prompt(req)) is None:
+        return False
+    num_found = req.prefix_len + req.host_hit_length
+    found_before, num_passes = getattr(req, "banyan_passes", (num_found, 0))
+    if num_found > found_before:
+        num_passes = 0
+    if num_passes == MOST_PASSES:
+        return False
+    if not _pending.are_coming(prompt, num_found, req._compute_max_prefix_len(len(prompt.tokens))):
+        return False
+    if _passed_over is not None and not hasattr(req, "banyan_passes"):
+        _passed_over()
+    req.banyan_passes = num_found, num_passes + 1
+    return True
+
+
+def _note(req: Any) -> None:
+    """It has been taken into the batch that is being made, or a piece of it."""
+    if _pending is None or req.skip_radix_cache_insert or (prompt := _prompt(req)) is None:
+        return
+    request, num_answered = weakref.ref(req), len(req.output_ids)
+
+    def is_over() -> bool:
+        req = request()
+        return req is None or req.finished() or len(req.output_ids) > num_answered
+
+    _pending.take(prompt, req.prefix_len + req.extend_len, is_over)
+
+
+def _prompt(req: Any) -> Prompt | None:
+    """None where its tokens do not say what its KV is, or are too few."""
+    if len(req.origin_input_ids) <= LEAST_SHARED_TOKENS or req.positional_embed_overrides is not None:
+        return None
+    return Prompt((req.extra_key, req.cache_salt, req.lora_id), req.origin_input_ids)
+
+
+has_to_wait = faults.quiet(_has_to_wait, "pending.has_to_wait", lambda req: False)
+note = faults.quiet(_note, "pending.note", lambda req: None)
