@@ -17,6 +17,7 @@ from banyan.sglang_plugin.rank import pending, prefill
 
 PAGE = 16
 CHUNK = 4096
+SCHEDULER = SimpleNamespace(enable_priority_preemption=False)
 
 
 class FakeTree:
@@ -67,6 +68,7 @@ def request(num_tokens, *, prefix_tokens=0):
         retracted_stain=False,
         positional_embed_overrides=None,
         skip_radix_cache_insert=False,
+        session=None,
         extra_key=None,
         cache_salt=None,
         lora_id=None,
@@ -99,7 +101,7 @@ def make_adder(monkeypatch):
             kvcache=None,
             need_sort=False,
         )
-        adder_class = prefill.after_get_prefill_adder_class(PrefillAdder, None)
+        adder_class = prefill.after_get_prefill_adder_class(PrefillAdder, SCHEDULER)
         assert issubclass(adder_class, PrefillAdder)
         return adder_class(PAGE, FakeTree(), allocator, None, 0.5, 16_384, CHUNK)
 
@@ -248,9 +250,8 @@ def passed_over(monkeypatch):
 
 
 def waiting(num_tokens, **fields):
-    """A request of a model without states."""
+    """A request, and what else is to be so of it."""
     req = request(num_tokens)
-    req.kv.holds_mamba = False
     vars(req).update(fields)
     return req
 
@@ -282,15 +283,52 @@ def test_add_when_a_piece_of_a_long_prompt_is_computed_then_those_that_begin_ali
     assert len(adder.can_run_list) == 1 and len(passed_over) == 1
 
 
-def test_add_when_another_was_thrown_out_for_it_then_it_does_not_wait(make_adder, passed_over):
-    adder = make_adder()
-    add(adder, waiting(1000))
-    adder.preempt_list.append(waiting(50))
-    assert len(add(adder, waiting(900))) == 2
+def test_adder_when_one_may_be_thrown_out_for_another_then_nobody_waits(make_adder, passed_over, monkeypatch):
+    monkeypatch.setattr(SCHEDULER, "enable_priority_preemption", True)
+    assert len(add(make_adder(), waiting(1000), waiting(900))) == 2
 
 
 def test_add_when_the_model_has_states_then_nobody_waits(make_adder, passed_over):
-    assert len(add(make_adder(), request(1000), request(900))) == 2
+    adder = make_adder()
+    adder.is_hybrid_ssm_cache = True
+    assert len(add(adder, waiting(1000), waiting(900))) == 2
+
+
+def test_add_when_it_is_a_turn_of_a_streamed_session_then_neither_it_nor_others_wait(make_adder, passed_over):
+    streamed = SimpleNamespace(streaming=True)
+    assert len(add(make_adder(), waiting(1000, session=streamed), waiting(900), waiting(950, session=streamed))) == 3
+
+
+def test_add_when_one_behind_those_that_wait_does_not_fit_then_the_batch_is_not_full(make_adder, passed_over):
+    """Full means that nobody is looked at until an answer has ended."""
+    adder, too_long = make_adder(), waiting(40_000, cache_salt="another")
+    verdicts = [adder.add_one_req(req, False, None) for req in (waiting(1000), waiting(900), too_long)]
+    assert verdicts == [AddReqResult.CONTINUE, AddReqResult.CONTINUE, AddReqResult.OTHER]
+    assert make_adder().add_one_req(too_long, False, None) == AddReqResult.NO_TOKEN
+
+
+def test_add_when_places_are_few_then_those_that_wait_keep_theirs(make_adder, passed_over):
+    adder = make_adder()
+    adder.max_running_requests = 3
+    first, *others = waiting(1000), waiting(900), *(waiting(800, cache_salt=f"{number}") for number in range(3))
+    add(adder, first, *others)
+    assert adder.can_run_list == [first, others[1]]
+
+
+def test_add_when_very_many_wait_then_the_pass_ends(make_adder, passed_over):
+    assert len(add(make_adder(), *(waiting(600 + number) for number in range(100)))) == 1
+    assert len(passed_over) == prefill.MOST_PASSED_OVER
+
+
+def test_add_when_what_is_found_comes_and_goes_then_it_waits_no_longer(make_adder, passed_over):
+    lasting, has_waited = waiting(2000), []
+    for prefix_tokens in (512, 256, 512, 256):
+        adder = make_adder()
+        add(adder, waiting(2000))
+        lasting.prefix_len = lasting.extend_end = prefix_tokens
+        adder.add_one_req(lasting, False, None)
+        has_waited.append(lasting not in adder.can_run_list)
+    assert has_waited == [True, True, True, False]
 
 
 def test_add_when_nothing_of_the_prompt_may_come_from_a_cache_then_it_does_not_wait(make_adder, passed_over):

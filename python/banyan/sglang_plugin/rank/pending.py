@@ -8,7 +8,6 @@ asked here is SGLang's own. The scheduler's thread calls.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -36,8 +35,7 @@ def begin_pass() -> None:
 
 def _has_to_wait(req: Any) -> bool:
     """Whether the next pages of its prompt are being computed for another request: it is passed over."""
-    # SGLang leaves the slot of a state with a request that is passed over.
-    if _pending is None or req.kv.holds_mamba or (prompt := _prompt(req)) is None:
+    if _pending is None or (prompt := _prompt(req)) is None:
         return False
     num_found = req.prefix_len + req.host_hit_length
     found_before, num_passes = getattr(req, "banyan_passes", (num_found, 0))
@@ -49,7 +47,7 @@ def _has_to_wait(req: Any) -> bool:
         return False
     if _passed_over is not None and not hasattr(req, "banyan_passes"):
         _passed_over()
-    req.banyan_passes = num_found, num_passes + 1
+    req.banyan_passes = max(found_before, num_found), num_passes + 1
     return True
 
 
@@ -57,18 +55,17 @@ def _note(req: Any) -> None:
     """It has been taken into the batch that is being made, or a piece of it."""
     if _pending is None or req.skip_radix_cache_insert or (prompt := _prompt(req)) is None:
         return
-    request, num_answered = weakref.ref(req), len(req.output_ids)
-
-    def is_over() -> bool:
-        req = request()
-        return req is None or req.finished() or len(req.output_ids) > num_answered
-
-    _pending.take(prompt, req.prefix_len + req.extend_len, is_over)
+    # Not the request: when it goes is the collector's choice, and not the same on all shards.
+    output_ids, num_before = req.output_ids, len(req.output_ids)
+    _pending.take(prompt, req.prefix_len + req.extend_len, lambda: len(output_ids) > num_before)
 
 
 def _prompt(req: Any) -> Prompt | None:
-    """None where its tokens do not say what its KV is, or are too few."""
+    """None where its tokens do not say what its KV is or are too few, and of a streamed session, whose turns SGLang
+    keeps apart from the tree."""
     if len(req.origin_input_ids) <= LEAST_SHARED_TOKENS or req.positional_embed_overrides is not None:
+        return None
+    if req.session is not None and req.session.streaming:
         return None
     return Prompt((req.extra_key, req.cache_salt, req.lora_id), req.origin_input_ids)
 

@@ -32,13 +32,19 @@ _is_awaited: Callable[[str], bool] | None = None
 _has_begun: Callable[[str], None] | None = None
 """Told the id of a request that has been added to a prefill: its prefix is locked."""
 
+MOST_PASSED_OVER = 64
+"""By one pass, which ends with it: each has been looked up, and answers under way wait for that."""
+
 _newest: weakref.ref[Any] | None = None
 """The adder of the pass that SGLang is in; it dies with the pass."""
 
 
 def after_get_prefill_adder_class(chosen: type, scheduler: Any) -> type | None:
     """SGLang's adder class (or a plugin's), with Banyan's in front."""
-    return None if runtime.config() is None else _watched(chosen)
+    if runtime.config() is None:
+        return None
+    # Where one is thrown out for another, that other one takes the place at once.
+    return _watched(chosen, passes_over=not scheduler.enable_priority_preemption)
 
 
 def step_together(most_moved_tokens: Callable[[], int]) -> None:
@@ -93,8 +99,8 @@ def _has_to_wait(req: Any) -> bool:
 
 
 @functools.cache
-def _watched(chosen: type) -> type:
-    return type(f"Banyan{chosen.__name__}", (WatchedAdder, chosen), {})
+def _watched(chosen: type, *, passes_over: bool) -> type:
+    return type(f"Banyan{chosen.__name__}", (WatchedAdder, chosen), {"_passes_over": passes_over})
 
 
 def _piece(req: Any) -> Piece:
@@ -105,7 +111,13 @@ class WatchedAdder:
     """In front of ``PrefillAdder``: the base of a class made by ``_watched``."""
 
     can_run_list: list[Any]
-    preempt_list: list[Any]
+    running_batch: Any
+    max_running_requests: int | None
+    is_hybrid_ssm_cache: bool
+    _passes_over: bool
+    """Whether requests wait for what is pending, as far as the scheduler goes."""
+    _num_passed_over = 0
+    """Of these, in this pass."""
     memory_budget: Any
     rem_total_tokens: int
     _num_held_tokens = 0
@@ -126,9 +138,12 @@ class WatchedAdder:
     def _add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> AddReqResult:
         if _has_to_wait(req):
             return AddReqResult.CONTINUE
-        # One for which another was thrown out takes the place at once.
-        if not self.preempt_list and pending.has_to_wait(req):
-            return AddReqResult.CONTINUE
+        if self._num_passed_over and not self._has_places_behind():
+            return AddReqResult.OTHER
+        # SGLang leaves the slot of a state with a request that is passed over.
+        if self._passes_over and not self.is_hybrid_ssm_cache and pending.has_to_wait(req):
+            self._num_passed_over += 1
+            return AddReqResult.CONTINUE if self._num_passed_over < MOST_PASSED_OVER else AddReqResult.OTHER
         if self._moves is not None and not self._moves.has_room(req.host_hit_length):
             return AddReqResult.OTHER
         theirs = runtime.STOPWATCH.elsewhere(super().add_one_req)  # type: ignore[misc]
@@ -139,8 +154,9 @@ class WatchedAdder:
                 self._moves.take(req.host_loaded_length)
             if _has_begun is not None:
                 _has_begun(requests.id_of(req))
-        if verdict == AddReqResult.NO_TOKEN and self._num_held_tokens and self._is_short_of_held(req):
-            # Readers let go within milliseconds; SGLang would add nobody until a running request has ended.
+        # SGLang would add nobody until a running request has ended. Readers let go within milliseconds, and who was
+        # passed over may fit where this one does not.
+        if verdict == AddReqResult.NO_TOKEN and (self._num_passed_over or self._is_short_of_held(req)):
             return AddReqResult.OTHER
         return verdict
 
@@ -153,8 +169,17 @@ class WatchedAdder:
             pending.note(req)
         return left
 
+    def _has_places_behind(self) -> bool:
+        """Whether there is a place for one more beside those that keep theirs: who finds none waits until an answer has
+        ended."""
+        num_running = 0 if self.running_batch is None else len(self.running_batch.reqs)
+        num_taken = num_running + len(self.can_run_list) + self._num_passed_over
+        return self.max_running_requests is None or num_taken < self.max_running_requests
+
     def _is_short_of_held(self, req: Any) -> bool:
         """Whether it, or the next one, lacks no more than what readers hold."""
+        if not self._num_held_tokens:
+            return False
         needed_tokens = 0
         if not self._was_added(req):
             most_new = min(req.sampling_params.max_new_tokens - len(req.output_ids), CLIP_MAX_NEW_TOKENS)
