@@ -7,7 +7,7 @@ begin with would be computed twice on one rank; a prompt that is passed over onc
 
 Invariants
   1. A prompt is pending from the pass that takes it into a batch until the results of its forward are there, and no
-     longer than through the next pass: whoever waits for what never comes waits for no more than that.
+     longer than through the next pass: nobody waits for longer than that for one that never comes.
   2. The shards of a rank answer alike: all that is asked for is SGLang's own, and the same on each.
   3. Tokens of no more prompts are kept than two batches have.
 

@@ -144,10 +144,10 @@ class Counters:
     placed_hot_avoided: int = _of("requests that came here while some other rank was left out as hot")
     dispatch_us: int = _of("time the dispatcher spent on the requests that its policy sent here")
     held_us: int = _of("time that the dispatcher held requests back until a rank had computed what they begin with")
+    held_in_vain: int = _of("of the requests held back, those that came here before it could be fetched")
     passed_over_requests: int = _of(
         "requests that waited in this rank's queue while a forward computed what they begin with"
     )
-    held_in_vain: int = _of("of the requests held back, those that came here before it could be fetched")
 
     def count_placed(self, reason: str) -> None:
         """Count a request that came here for ``reason``, one of ``banyan.routing.Reason``.
