@@ -2,6 +2,7 @@
 """Tests that import SGLang, in this process and without a server. The import takes some ten seconds, once."""
 
 import os
+import sys
 
 import pytest
 
@@ -10,6 +11,20 @@ from banyan.config import CPU_ISA_WITHOUT_AMX, OFF_VARIABLE
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 # Read when torch first multiplies.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", CPU_ISA_WITHOUT_AMX)
+
+
+@pytest.fixture(autouse=True)
+def state_of_modules():
+    """A process has one rank, so what a rank is told to do is kept in modules. A rank of one test is none of the
+    next one's."""
+    before = [
+        (vars(module), dict(vars(module)))
+        for name, module in sys.modules.items()
+        if name.startswith("banyan.sglang_plugin.rank")
+    ]
+    yield
+    for names, bound in before:
+        names.update((name, value) for name, value in bound.items() if names.get(name) is not value)
 
 
 @pytest.fixture(autouse=True)
