@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What requests compete for: bandwidth that is shared, and room that is held.
 
-A ``Link`` is a fluid server: its flows progress at once, in proportion to their weights. It is exact and costs
-O(log n) for each flow, because it keeps one virtual clock (bytes served to a flow of weight 1) and not the progress
-of every flow. Flows of two classes share it as virtual lanes do: while both are busy the low one gets its reserve and
-no more; a lane that is alone gets everything.
+A ``Link`` is a fluid server: its flows progress at once, in equal parts. It is exact and costs O(log n) for each flow,
+because it keeps one virtual clock (bytes served to a flow) and not the progress of every flow.
 
 Invariants
   1. Bytes in = bytes out + bytes under way, and the bytes served are the integral of the rate (``audit``).
@@ -19,11 +17,6 @@ from typing import Any
 
 from banyan_lab.sim.engine import FIRST, Action, Simulation
 
-HIGH, LOW = 0, 1
-LOW_RESERVE = 0.01
-"""Share of a contended link that the low lane keeps, as in DualPath (arXiv 2602.21548): 99 % are for the model's own
-communication."""
-
 _SAME_TIME = 1e-9
 
 
@@ -31,25 +24,15 @@ class UnbalancedBooks(AssertionError):
     """A resource served more or less than was asked of it."""
 
 
-class _Lane:
-    """Flows of one class: their virtual clock, and a heap ordered by the virtual time at which they end."""
-
-    __slots__ = ("flows", "served", "weight")
-
-    def __init__(self) -> None:
-        self.served = 0.0
-        self.weight = 0.0
-        self.flows: list[tuple[float, int, float, float, Action, tuple[Any, ...]]] = []
-
-
 class Link:
-    """Bandwidth under fair sharing with two lanes. One direction of a NIC, a bus, a drive or a memory."""
+    """Bandwidth under fair sharing. One direction of a NIC, a bus, a drive or a memory."""
 
     __slots__ = (
         "_armed_s",
         "_flows",
-        "_lanes",
+        "_num_started",
         "_seen_s",
+        "_served",
         "_sim",
         "busy_s",
         "bytes_done",
@@ -65,8 +48,10 @@ class Link:
         self._sim = sim
         self.name = name
         self.bytes_per_s = bytes_per_s
-        self._lanes = (_Lane(), _Lane())
-        self._flows = 0
+        self._served = 0.0
+        self._flows: list[tuple[float, int, float, Action, tuple[Any, ...]]] = []
+        """A heap ordered by the virtual time at which they end."""
+        self._num_started = 0
         self._seen_s = 0.0
         self._armed_s = float("inf")
         self.bytes_started = 0.0
@@ -76,7 +61,7 @@ class Link:
 
     @property
     def num_flows(self) -> int:
-        return len(self._lanes[HIGH].flows) + len(self._lanes[LOW].flows)
+        return len(self._flows)
 
     @property
     def pending_bytes(self) -> float:
@@ -84,17 +69,15 @@ class Link:
         self._advance()
         return self.bytes_started - self.served_bytes
 
-    def start(self, num_bytes: float, done: Action, *args: Any, weight: float = 1.0, lane: int = HIGH) -> None:
+    def start(self, num_bytes: float, done: Action, *args: Any) -> None:
         """Move ``num_bytes``; ``done(*args)`` runs when the last one has passed. Nothing takes no time."""
         if num_bytes <= 0:
             self._sim.after(0.0, done, *args)
             return
         self._advance()
-        own = self._lanes[lane]
-        self._flows += 1
+        self._num_started += 1
         self.bytes_started += num_bytes
-        own.weight += weight
-        heappush(own.flows, (own.served + num_bytes / weight, self._flows, num_bytes, weight, done, args))
+        heappush(self._flows, (self._served + num_bytes, self._num_started, num_bytes, done, args))
         self._arm()
 
     def set_rate(self, bytes_per_s: float) -> None:
@@ -104,30 +87,19 @@ class Link:
         self._armed_s = float("inf")
         self._arm()
 
-    def _rates(self) -> tuple[float, float]:
-        high, low = self._lanes
-        if high.flows and low.flows:
-            return self.bytes_per_s * (1 - LOW_RESERVE), self.bytes_per_s * LOW_RESERVE
-        return (self.bytes_per_s, 0.0) if high.flows else (0.0, self.bytes_per_s)
-
     def _advance(self) -> None:
         elapsed_s = self._sim.now_s - self._seen_s
         self._seen_s = self._sim.now_s
-        high, low = self._lanes
-        if elapsed_s <= 0 or not (high.flows or low.flows):
+        if elapsed_s <= 0 or not self._flows:
             return
-        for lane, rate in zip(self._lanes, self._rates(), strict=True):
-            if lane.flows:
-                lane.served += rate * elapsed_s / lane.weight
-                self.served_bytes += rate * elapsed_s
+        self._served += self.bytes_per_s * elapsed_s / len(self._flows)
+        self.served_bytes += self.bytes_per_s * elapsed_s
         self.busy_s += elapsed_s
 
     def _next_end_s(self) -> float:
-        ends_s = float("inf")
-        for lane, rate in zip(self._lanes, self._rates(), strict=True):
-            if lane.flows and rate > 0:
-                ends_s = min(ends_s, self._seen_s + max(0.0, lane.flows[0][0] - lane.served) * lane.weight / rate)
-        return ends_s
+        if not self._flows:
+            return float("inf")
+        return self._seen_s + max(0.0, self._flows[0][0] - self._served) * len(self._flows) / self.bytes_per_s
 
     def _arm(self) -> None:
         # A later end keeps the earlier alarm: it rings, finds nothing done and is set anew. That is cheaper than
@@ -143,20 +115,17 @@ class Link:
         self._armed_s = float("inf")
         self._advance()
         ended = []
-        for lane, rate in zip(self._lanes, self._rates(), strict=True):
-            # Rounding leaves the last flow a hair short of its end: less than a nanosecond of its rate.
-            hair = rate * _SAME_TIME / lane.weight if lane.flows else 0.0
-            while lane.flows and lane.flows[0][0] - lane.served <= hair:
-                _, _, num_bytes, weight, done, args = heappop(lane.flows)
-                lane.weight -= weight
-                self.bytes_done += num_bytes
-                ended.append((done, args))
-            if not lane.flows:
-                lane.served = lane.weight = 0.0
-        if self.num_flows == 0:
-            self.served_bytes = self.bytes_done
-        else:
+        # Rounding leaves the last flow a hair short of its end: less than a nanosecond of its rate.
+        hair = self.bytes_per_s * _SAME_TIME / len(self._flows) if self._flows else 0.0
+        while self._flows and self._flows[0][0] - self._served <= hair:
+            _, _, num_bytes, done, args = heappop(self._flows)
+            self.bytes_done += num_bytes
+            ended.append((done, args))
+        if self._flows:
             self._arm()
+        else:
+            self._served = 0.0
+            self.served_bytes = self.bytes_done
         for done, args in ended:
             done(*args)
 
@@ -168,12 +137,11 @@ class Link:
         """
         self._advance()
         under_way = 0.0
-        for lane in self._lanes:
-            for end, _, num_bytes, weight, _, _ in lane.flows:
-                left = (end - lane.served) * weight
-                if not -1e-6 * num_bytes - 1 <= left <= num_bytes * (1 + 1e-9) + 1:
-                    raise UnbalancedBooks(f"{self.name}: a flow of {num_bytes} B has {left} B left")
-                under_way += num_bytes - left
+        for end, _, num_bytes, _, _ in self._flows:
+            left = end - self._served
+            if not -1e-6 * num_bytes - 1 <= left <= num_bytes * (1 + 1e-9) + 1:
+                raise UnbalancedBooks(f"{self.name}: a flow of {num_bytes} B has {left} B left")
+            under_way += num_bytes - left
         slack = 1e-6 * max(1.0, self.bytes_started)
         if abs(self.bytes_done + under_way - self.served_bytes) > slack:
             raise UnbalancedBooks(f"{self.name}: served {self.served_bytes} B, gave {self.bytes_done + under_way} B")

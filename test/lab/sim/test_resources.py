@@ -4,21 +4,20 @@ import random
 import pytest
 
 from banyan_lab.sim.engine import Simulation
-from banyan_lab.sim.resources import LOW, LOW_RESERVE, Link, Room, UnbalancedBooks
+from banyan_lab.sim.resources import Link, Room, UnbalancedBooks
 
 
 def ends_of(flows, bytes_per_s):
-    """(start_s, bytes, weight) each; when they end, by the fluid model computed in small steps of exact pieces."""
-    left = {number: size for number, (_, size, _) in enumerate(flows)}
+    """(start_s, bytes) each; when they end, by the fluid model computed in small steps of exact pieces."""
+    left = {number: size for number, (_, size) in enumerate(flows)}
     ends, now = {}, 0.0
     while left:
         live = [number for number in left if flows[number][0] <= now]
         later = [flows[number][0] for number in left if flows[number][0] > now]
-        weight = sum(flows[number][2] for number in live)
-        steps = [left[number] * weight / flows[number][2] / bytes_per_s for number in live]
+        steps = [left[number] * len(live) / bytes_per_s for number in live]
         step = min(steps + [start - now for start in later])
         for number in live:
-            left[number] -= bytes_per_s * flows[number][2] / weight * step
+            left[number] -= bytes_per_s / len(live) * step
             if left[number] < 1e-6:
                 ends[number] = now + step
                 del left[number]
@@ -29,20 +28,18 @@ def ends_of(flows, bytes_per_s):
 @pytest.mark.parametrize("seed", range(20))
 def test_link_when_flows_come_and_go_then_ends_are_those_of_the_fluid_model(seed):
     chance = random.Random(seed)
-    flows = [(chance.uniform(0, 5), chance.uniform(10, 500), chance.choice((1.0, 2.0, 0.5))) for _ in range(12)]
+    flows = [(chance.uniform(0, 5), chance.uniform(10, 500)) for _ in range(12)]
     sim = Simulation()
     link, ends = Link(sim, "nic", 100.0), {}
-    for number, (start_s, size, weight) in enumerate(flows):
+    for number, (start_s, size) in enumerate(flows):
         sim.at(
             start_s,
-            lambda size=size, weight=weight, number=number: link.start(
-                size, lambda: ends.setdefault(number, sim.now_s), weight=weight
-            ),
+            lambda size=size, number=number: link.start(size, lambda: ends.setdefault(number, sim.now_s)),
         )
     sim.run()
     link.audit()
     assert ends == pytest.approx(ends_of(flows, 100.0), abs=1e-6)
-    assert link.bytes_done == pytest.approx(sum(size for _, size, _ in flows))
+    assert link.bytes_done == pytest.approx(sum(size for _, size in flows))
 
 
 def test_two_resources_in_tandem_when_saturated_then_closed_form():
@@ -77,17 +74,6 @@ def test_closed_loop_over_two_resources_when_long_then_throughput_is_that_of_the
     demand_s, ratio = 100 / 50, 50 / 200
     expected_per_s = (1 - ratio**num_jobs) / (1 - ratio ** (num_jobs + 1)) / demand_s
     assert len(done) / 60_000.0 == pytest.approx(expected_per_s, rel=0.03)
-
-
-def test_lanes_when_both_busy_then_the_low_one_keeps_its_reserve():
-    sim, ends = Simulation(), {}
-    link = Link(sim, "cnic", 100.0)
-    link.start(990.0, lambda: ends.setdefault("high", sim.now_s))
-    link.start(500.0, lambda: ends.setdefault("low", sim.now_s), lane=LOW)
-    sim.run()
-    assert ends["high"] == pytest.approx(10.0)
-    assert ends["low"] == pytest.approx(10.0 + (500.0 - 10 * 100 * LOW_RESERVE) / 100.0)
-    link.audit()
 
 
 def test_link_when_the_rate_changes_then_the_rest_takes_the_new_rate():
