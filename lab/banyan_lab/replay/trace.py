@@ -77,7 +77,7 @@ class Trace:
             sessions.setdefault(request.session, []).append(request)
         return sessions
 
-    def of(self, requests: Iterable[TraceRequest], *, name: str | None = None) -> Trace:
+    def of(self, requests: Iterable[TraceRequest]) -> Trace:
         """A part of this trace: in order of arrival from 0, with the turns of each session counted anew.
 
         The first turn that is left of a session has no answer before it, so its think time goes too.
@@ -91,7 +91,7 @@ class Trace:
             num_turns[request.session] = turn + 1
             think_s = request.think_s if turn else None
             part.append(replace(request, turn=turn, at_s=request.at_s - start_s, think_s=think_s))
-        return Trace(name or self.name, self.block_tokens, tuple(part))
+        return Trace(self.name, self.block_tokens, tuple(part))
 
 
 def runs_of(ids: Sequence[int]) -> Runs:

@@ -8,19 +8,20 @@ from typing import Any
 
 from banyan_lab.sim.turn import Turn
 
+MAX_TURNS = 20_000
+
 
 class TurnSpans:
     """Collects the phases of finished turns. Pass ``add`` as the cluster's ``on_turn``."""
 
-    def __init__(self, max_turns: int = 20_000) -> None:
-        self._max_turns = max_turns
+    def __init__(self) -> None:
         self._num_turns = 0
         self._pids: dict[str, int] = {}
         self._events: list[dict[str, Any]] = []
 
     def add(self, turn: Turn, now_s: float) -> None:
         self._num_turns += 1
-        if self._num_turns > self._max_turns:
+        if self._num_turns > MAX_TURNS:
             return
         near, far = turn.prefill_rank, turn.decode_rank
         prefill, decode = (near.node.name, near.place), (far.node.name, far.place)

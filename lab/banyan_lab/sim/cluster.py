@@ -105,7 +105,7 @@ class Cluster:
 
     def start(self, trajectory: Trajectory, from_turn: int = 0) -> None:
         """An agent begins now, or goes on from a later turn whose context lies in storage."""
-        agent = Agent(trajectory, self.num_agents, self.sim.now_s)
+        agent = Agent(trajectory, self.num_agents)
         self.num_agents += 1
         agent.next_turn = from_turn
         agent.context_tokens = sum(trajectory.appends[:from_turn]) + sum(trajectory.outputs[:from_turn])

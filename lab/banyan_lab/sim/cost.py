@@ -22,6 +22,7 @@ DRAM_GB, SSD_GB = 1_400, 14_000
 HIT_SHARE, HBM_HIT_SHARE = 0.75, 0.08
 PAGE_TOKENS = 64
 DAY_S = 86_400
+REQUESTS_PER_S = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +103,12 @@ class Wear:
         return self.written_bytes / capacity_bytes
 
 
-def wear(
-    admission: Admission, *, budget_bytes_per_day: int | None, requests_per_s: float, seed: int = 0, hours: float = 2.0
-) -> Wear:
+def wear(admission: Admission, *, budget_bytes_per_day: int | None, requests_per_s: float, hours: float = 2.0) -> Wear:
     """Conversations whose pages are offered turn by turn, as the plugin offers them, scaled up to a day.
 
     Turns of a conversation are geometric with mean 4: three of four requests come back, the published hit share.
     """
-    chance = random.Random(f"{seed}/wear")
+    chance = random.Random("0/wear")
     page_bytes = int(llm("llama3-8b").kv_bytes_per_token * PAGE_TOKENS)
     budget = None
     if budget_bytes_per_day is not None:
@@ -141,7 +140,7 @@ def wear(
     return Wear(written * 24 / hours)
 
 
-def endurance_figures(requests_per_s: float = 1.5) -> Iterator[Figure]:
+def endurance_figures() -> Iterator[Figure]:
     spec = drive(DRIVE)
     allowed = int(spec.drive_writes_per_day * spec.capacity_bytes)
     for title, admission, budget in (
@@ -150,9 +149,9 @@ def endurance_figures(requests_per_s: float = 1.5) -> Iterator[Figure]:
         ("every page, within the budget", Admission.FIRST_ACCESS, allowed),
         ("pages seen twice, within the budget", Admission.SECOND_ACCESS, allowed),
     ):
-        day = wear(admission, budget_bytes_per_day=budget, requests_per_s=requests_per_s)
+        day = wear(admission, budget_bytes_per_day=budget, requests_per_s=REQUESTS_PER_S)
         yield Figure(
-            name=f"drive writes per day, {title}, {requests_per_s} requests/s of 64K tokens at most",
+            name=f"drive writes per day, {title}, {REQUESTS_PER_S} requests/s of 64K tokens at most",
             published=None,
             simulated=day.drive_writes_per_day(spec.capacity_bytes),
             unit="1/day",

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from banyan.routing.policies import DualPath
 from banyan_lab.sim.cluster import Cluster
 from banyan_lab.sim.engine import Simulation
 from banyan_lab.sim.latencies import Latencies
@@ -44,12 +43,11 @@ def run_offline(
     *,
     num_agents: int,
     seed: int = 0,
-    policy: DualPath | None = None,
 ) -> Outcome:
     """Play ``num_agents`` trajectories that start together."""
     sim = Simulation(seed)
     latencies = Latencies()
-    cluster = Cluster(sim, site, system, on_turn=latencies.add, policy=policy)
+    cluster = Cluster(sim, site, system, on_turn=latencies.add)
     for trajectory in workload.trajectories(num_agents, sim.chance("trajectories")):
         cluster.start(trajectory)
     sim.run()

@@ -20,6 +20,7 @@ from banyan_lab.sim.workload import AgentSet, poisson_arrivals
 
 TTFT_SLO_S, TPOT_SLO_S = 4.0, 0.05
 WARM_S, RUN_S = 700.0, 1_400.0
+BISECTIONS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,6 @@ def capacity(
     *,
     low: float,
     high: float,
-    steps: int = 5,
     seed: int = 0,
     warm_s: float = WARM_S,
     run_s: float = RUN_S,
@@ -104,7 +104,7 @@ def capacity(
 
     while not does(low):
         low, high = low / 2, low
-    for _ in range(steps):
+    for _ in range(BISECTIONS):
         middle = math.sqrt(low * high)
         if does(middle):
             low = middle

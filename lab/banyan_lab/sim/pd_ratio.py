@@ -14,7 +14,6 @@ storage NICs busy with hits, these must fit (loads over capacity, both in units 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -109,11 +108,11 @@ def _io_only(site: Deployment, *, prefill_nodes: int, decode_nodes: int) -> Depl
     )
 
 
-def figures(ratios: Iterable[tuple[int, int]] = RATIOS) -> list[Figure]:
+def figures() -> list[Figure]:
     """The range on paper, and where the simulated share falls below ``FULL_SHARE``."""
     paper = bounds(num_gpus=8, storage_ratio=Fraction(1), dram_ratio=Fraction(10))
     source = f"{DUALPATH}, range without a bottleneck for g = 8, s = 1"
-    pairs = sorted(ratios, key=lambda pair: Fraction(*pair))
+    pairs = sorted(RATIOS, key=lambda pair: Fraction(*pair))
     rows = [
         Figure(
             name=f"P/D {end}, analytical",

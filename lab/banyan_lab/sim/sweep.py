@@ -13,6 +13,7 @@ from banyan_lab.sim.offline import run_offline
 from banyan_lab.sim.systems import SYSTEMS, deployment
 from banyan_lab.sim.workload import agent_set
 
+MODEL = "deepseek-27b"
 SIZES = ((1, 1), (2, 1), (1, 2))
 WORKLOADS = ("agents-32k", "agents-64k")
 
@@ -21,7 +22,6 @@ def run(
     *,
     num_agents: int,
     seed: int = 0,
-    model: str = "deepseek-27b",
     sizes: tuple[tuple[int, int], ...] = SIZES,
     workloads: tuple[str, ...] = WORKLOADS,
     progress: Callable[[str], None] = lambda line: None,
@@ -30,7 +30,7 @@ def run(
     rows = []
     for workload in workloads:
         for prefill_nodes, decode_nodes in sizes:
-            site = deployment(model, prefill_nodes=prefill_nodes, decode_nodes=decode_nodes)
+            site = deployment(MODEL, prefill_nodes=prefill_nodes, decode_nodes=decode_nodes)
             for name, system in SYSTEMS.items():
                 outcome = run_offline(system, site, agent_set(workload), num_agents=num_agents, seed=seed)
                 rows.append({"workload": workload, "key": name, **asdict(outcome)})

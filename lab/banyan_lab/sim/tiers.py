@@ -101,8 +101,8 @@ class TieredGpu:
         self.dropped_bytes = 0
         self._polls = False
 
-    def run(self, requests: list[Prefill], *, gap_s: float = 0.0) -> list[Forward]:
-        """Play the requests, ``gap_s`` after each for its decode steps."""
+    def run(self, requests: list[Prefill]) -> list[Forward]:
+        """Play the requests."""
         done: list[Forward] = []
         queue = list(reversed(requests))
 
@@ -112,7 +112,7 @@ class TieredGpu:
 
         def ended(forward: Forward) -> None:
             done.append(forward)
-            self._sim.after(gap_s, next_one)
+            self._sim.after(0.0, next_one)
 
         next_one()
         self._sim.run()
@@ -124,10 +124,6 @@ class TieredGpu:
     def io_s(self) -> float:
         """Time that the slower of drive and control path was at work for reads."""
         return max(self.drive.reads.busy_s, self._control.busy_s if self._control else 0.0)
-
-    @property
-    def elapsed_s(self) -> float:
-        return self._sim.now_s
 
     # ---- the pipeline ------------------------------------------------------------------------------------------
 

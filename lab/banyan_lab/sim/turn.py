@@ -20,14 +20,13 @@ UNREACHED = math.inf
 class Agent:
     """One trajectory being played: its turns follow each other without a pause."""
 
-    __slots__ = ("context_tokens", "next_turn", "number", "started_s", "trajectory")
+    __slots__ = ("context_tokens", "next_turn", "number", "trajectory")
 
-    def __init__(self, trajectory: Trajectory, number: int, started_s: float) -> None:
+    def __init__(self, trajectory: Trajectory, number: int) -> None:
         self.trajectory = trajectory
         self.number = number
         self.next_turn = 0
         self.context_tokens = 0
-        self.started_s = started_s
 
 
 class Turn:

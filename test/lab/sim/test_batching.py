@@ -19,7 +19,7 @@ COST = PrefillCost(fixed_us=9000.0, token_us=400.0, pair_us=0.2, context_us=1.5,
 def rank(*new_tokens, cached_tokens=0):
     turns = []
     for number, new in enumerate(new_tokens):
-        agent = Agent(Trajectory(array("i", [new]), array("i", [1])), number, 0.0)
+        agent = Agent(Trajectory(array("i", [new]), array("i", [1])), number)
         agent.context_tokens = cached_tokens
         turns.append(Turn(agent, number, 0.0))
     return SimpleNamespace(ready=deque(turns))

@@ -14,7 +14,7 @@ KV_BYTES = 100.0
 
 
 def turn(number, *, cached, new, output):
-    agent = Agent(Trajectory(array("i", [new]), array("i", [output])), number, 0.0)
+    agent = Agent(Trajectory(array("i", [new]), array("i", [output])), number)
     agent.context_tokens = cached
     return Turn(agent, number, 0.0)
 

@@ -68,7 +68,7 @@ def test_waiting_turns_when_the_run_is_cut_then_they_count_with_the_stage_they_a
 
 
 def test_parts_when_nothing_was_reached_then_the_wait_is_for_a_rank():
-    turn = Turn(Agent(agent_set("agents-32k").draw(Simulation().chance("one")), 0, 0.0), 0, 2.0)
+    turn = Turn(Agent(agent_set("agents-32k").draw(Simulation().chance("one")), 0), 0, 2.0)
     assert parts_s(turn, 5.0) == [3.0, 0.0, 0.0, 0.0, 0.0]
 
 
@@ -76,6 +76,6 @@ def test_latencies_when_turns_were_submitted_too_early_then_not_counted():
     cluster, late = played("dualpath")
     early = Latencies(since_s=1.0)
     early.add_waiting(cluster.waiting_turns(), 2.0)
-    turn = Turn(Agent(Trajectory(array("i", [5]), array("i", [5])), 0, 0.0), 0, 0.5)
+    turn = Turn(Agent(Trajectory(array("i", [5]), array("i", [5])), 0), 0, 0.5)
     early.add(turn, 2.0)
     assert early.num_turns == early.num_first == 0 and late.num_turns == 1
