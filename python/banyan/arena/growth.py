@@ -65,7 +65,6 @@ class Growth:
         self._said = False
         self._rest_ns = REST_NS
         self.num_backed = num_backed
-        self.num_refused = 0
 
     def poll(self, num_unused: int) -> int:
         """How many frames have come since the last call; asks for more while too few are unused."""
@@ -106,7 +105,6 @@ class Growth:
         return num_new
 
     def _rest(self, error: BaseException | None) -> None:
-        self.num_refused += 1
         self._rests_until_ns = self._clock() + self._rest_ns
         self._rest_ns = min(2 * self._rest_ns, MOST_REST_NS)
         if not self._said:

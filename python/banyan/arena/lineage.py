@@ -24,8 +24,9 @@ class Lineage:
     def __init__(self) -> None:
         self._parent_of: Latest[str, str] = Latest(MAX_REMEMBERED_KEYS)
 
-    def learn(self, keys: Sequence[str], parent: str = ROOT) -> None:
-        """``keys`` follow each other, the first one follows ``parent``."""
+    def learn(self, keys: Sequence[str]) -> None:
+        """``keys`` follow each other, from the first page of a prompt."""
+        parent = ROOT
         for key in keys:
             self._parent_of.put(key, parent)
             parent = key
