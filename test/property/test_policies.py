@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from banyan.routing import POLICIES, HotRankGuard, Query, RankState, SeededTieBreaks, place
+from banyan.routing import POLICIES, HotRankGuard, Query, RankState, SeededTieBreaks
+from banyan.routing.place import place
 
 NUM_RANKS = 5
 LOADS = ("num_running", "num_waiting", "pending_prefill_tokens", "ongoing_tokens", "read_queue_tokens")

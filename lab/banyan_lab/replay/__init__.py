@@ -6,7 +6,7 @@ cost; ``synthesis`` makes prompts; ``schedule`` says when.
 """
 
 from banyan_lab.replay.formats import load
-from banyan_lab.replay.sample import SampleReport, Sampling, sampled
+from banyan_lab.replay.sample import Sampling, sampled
 from banyan_lab.replay.scale import Scale, scaled
 from banyan_lab.replay.schedule import Pace
 from banyan_lab.replay.sharing import RequestClass, Sharing, class_of, sharing_of
@@ -17,7 +17,6 @@ from banyan_lab.replay.trace import Trace, TraceError, TraceRequest
 __all__ = [
     "Pace",
     "RequestClass",
-    "SampleReport",
     "Sampling",
     "Scale",
     "Sharing",

@@ -4,9 +4,7 @@
 Whatever comes from a server is text or a number of somebody else: it is coerced here, and escaped where it is shown.
 """
 
-from banyan.observe.alerts import alerts
-from banyan.observe.prefix_tree import prefix_tree
 from banyan.observe.rates import Looks, Rates
 from banyan.observe.reading import Reading
 
-__all__ = ["Looks", "Rates", "Reading", "alerts", "prefix_tree"]
+__all__ = ["Looks", "Rates", "Reading"]

@@ -5,7 +5,7 @@
 """
 
 from banyan.planner.move_rates import MoveRates
-from banyan.planner.plan import PlanReason, Pricing, Tail
+from banyan.planner.plan import Pricing, Tail
 from banyan.planner.planner import Action, Planner
 from banyan.planner.prefill_cost import ForwardSample, Piece, PrefillCost
 from banyan.planner.prefill_times import PrefillTimes
@@ -16,7 +16,6 @@ __all__ = [
     "ForwardSample",
     "MoveRates",
     "Piece",
-    "PlanReason",
     "Planner",
     "PrefillCost",
     "PrefillTimes",

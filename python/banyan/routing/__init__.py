@@ -9,7 +9,7 @@ from banyan.routing.dispatcher import Dispatcher, Prompt
 from banyan.routing.guard import HotRankGuard
 from banyan.routing.hint import PrefixHint
 from banyan.routing.load import LoadReport, report_of
-from banyan.routing.place import NoActiveRank, place
+from banyan.routing.place import NoActiveRank
 from banyan.routing.policies import POLICIES
 from banyan.routing.tie_breaks import SeededTieBreaks
 from banyan.routing.view import Choice, Policy, Query, RankState, Reason, TieBreaks
@@ -31,6 +31,5 @@ __all__ = [
     "SeededTieBreaks",
     "TieBreaks",
     "Wait",
-    "place",
     "report_of",
 ]

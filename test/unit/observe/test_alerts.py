@@ -6,8 +6,8 @@ import pytest
 from test.unit.observe.fake_banyan import FakeBanyan
 from test.unit.observe.test_reading import read
 
-from banyan.observe import Looks, Rates, alerts
-from banyan.observe.alerts import RULES
+from banyan.observe import Looks, Rates
+from banyan.observe.alerts import RULES, alerts
 from banyan.observe.rates import ALERT_S
 from banyan.observe.summary import summary
 from banyan.telemetry import SERIES

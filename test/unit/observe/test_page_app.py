@@ -18,8 +18,9 @@ from test.unit.observe.test_reading import read
 from test.unit.router.fake_server import Served
 
 from banyan.cli import web
-from banyan.observe import asking, prefix_tree, watched
+from banyan.observe import asking, watched
 from banyan.observe.asking import Unanswered
+from banyan.observe.prefix_tree import prefix_tree
 from banyan.observe.reading import Reading
 from banyan.observe.watched import LEAST_AGE_S, Watched
 from banyan.observe.webpage import Page, is_ours, page_and_policy

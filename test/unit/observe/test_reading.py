@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 import pytest
 from test.unit.observe.fake_banyan import NOW_S, FakeBanyan
 
-from banyan.observe import Rates, Reading, prefix_tree
-from banyan.observe.prefix_tree import MAX_LEVELS
+from banyan.observe import Rates, Reading
+from banyan.observe.prefix_tree import MAX_LEVELS, prefix_tree
 from banyan.observe.reading import SeenPrompt
 from banyan.observe.summary import summary
 

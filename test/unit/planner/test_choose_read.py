@@ -5,8 +5,8 @@ import pytest
 from test.unit.planner.test_planner import PAGE, planner
 
 from banyan.core import Run, SourceKind
-from banyan.planner import Action, MoveRates, PlanReason, Tail
-from banyan.planner.plan import Estimated, Plan, most_saving
+from banyan.planner import Action, MoveRates, Tail
+from banyan.planner.plan import Estimated, Plan, PlanReason, most_saving
 
 COMPUTED = Estimated(0, 0.0, 0.0, 1000.0, 1000.0, 0.0)
 NUM_PAGES = 100

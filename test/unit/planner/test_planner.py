@@ -16,12 +16,12 @@ from banyan.planner import (
     ForwardSample,
     MoveRates,
     Planner,
-    PlanReason,
     PrefillCost,
     PrefillTimes,
     Pricing,
     Tail,
 )
+from banyan.planner.plan import PlanReason
 from banyan.telemetry import Why
 
 COST = PrefillCost(fixed_us=1000.0, token_us=100.0, pair_us=0.01, context_us=0.0)

@@ -7,8 +7,9 @@ import math
 
 import pytest
 
-from banyan.routing import HotRankGuard, Query, RankState, place
+from banyan.routing import HotRankGuard, Query, RankState
 from banyan.routing.displacement import TIMES_LOST, displaced
+from banyan.routing.place import place
 from banyan.routing.policies import Linear, LMetric, Unified
 
 UNGUARDED = HotRankGuard(math.inf)

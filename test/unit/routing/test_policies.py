@@ -9,7 +9,8 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from banyan.routing import HotRankGuard, NoActiveRank, Query, RankState, Reason, SeededTieBreaks, place
+from banyan.routing import HotRankGuard, NoActiveRank, Query, RankState, Reason, SeededTieBreaks
+from banyan.routing.place import place
 from banyan.routing.policies import (
     Affinity,
     DualPath,
