@@ -172,10 +172,6 @@ class Server:
         """Whether its leading process has not ended."""
         return self._process.poll() is None
 
-    def elapsed_s(self) -> float:
-        """Seconds since the start."""
-        return time.monotonic() - self._start_s
-
     def pids(self) -> list[int]:
         """Its living processes."""
         return self._session.pids()

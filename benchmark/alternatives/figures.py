@@ -205,8 +205,8 @@ def _line(row: Mapping[str, Any], titles: Mapping[str, str], quantiles: Sequence
     return f"| {' | '.join(cells)} |"
 
 
-def _text(figure: Mapping[str, Any] | None, scale: float, digits: int, unit: str = "") -> str:
-    return "-" if figure is None else f"{scale * figure['median']:.{digits}f}{unit}"
+def _text(figure: Mapping[str, Any] | None, scale: float, digits: int) -> str:
+    return "-" if figure is None else f"{scale * figure['median']:.{digits}f}"
 
 
 def _spread(figure: Mapping[str, Any] | None, scale: float, digits: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from benchmark.alternatives.kept import kept_by, wait_until_still, written_by
@@ -103,11 +103,9 @@ async def _flush(running: Running) -> None:
         await flush_cache(server.url)
 
 
-async def _play(
-    running: Running, workload: Workload, arrived: Callable[[Record], None] = lambda record: None
-) -> tuple[list[Record], float]:
+async def _play(running: Running, workload: Workload) -> tuple[list[Record], float]:
     async with open_session(TIMEOUT_S) as session:
-        return await play(workload, NativeClient(session, running.url), arrived=arrived)
+        return await play(workload, NativeClient(session, running.url), arrived=lambda record: None)
 
 
 async def _alone(running: Running, prompts: Sequence[list[int]], num_tokens: int, times: int) -> dict[str, list[int]]:

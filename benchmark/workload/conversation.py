@@ -46,11 +46,6 @@ class Script:
     steps: tuple[Step, ...]
     prompt_len: int
 
-    @property
-    def nominal_tokens(self) -> int:
-        """First prompt plus all asked answers: known before anything is sent."""
-        return self.prompt_len + sum(step.output_len for step in self.steps)
-
 
 class ChatTokenizer(Protocol):
     """What a workload needs to know of a tokenizer."""
