@@ -336,10 +336,6 @@ class FrameTable:
     def num_published(self) -> int: ...
     @property
     def num_quarantined(self) -> int: ...
-    @property
-    def version(self) -> int:
-        """Grows whenever the set of published pages changes."""
-
     def close(self) -> None:
         """Withdraw everything and leave the slot; idempotent, also on drop. Later on `publish`, `log_access` and
         `take_touched` raise ValueError; frames are retired and drained as before."""

@@ -66,6 +66,7 @@ class DirectoryMachine(RuleBasedStateMachine):
             )
             for slot in range(NUM_SLOTS)
         ]
+        self.seen: tuple[dict, dict] = {}, {}
         for slot in range(NUM_SLOTS):
             self.attach(slot)
 
@@ -132,6 +133,15 @@ class DirectoryMachine(RuleBasedStateMachine):
         if slot in self.frame_tables:
             for frame_table in self.frame_tables[slot]:
                 frame_table.reset()
+
+    @rule(slot=slots)
+    def look_for_news(self, slot: int) -> None:
+        """A rank sees another version where what is published is another one, or who is there, and nowhere else."""
+        published = frozenset((model, model.version) for _, model in self.frame_tables.values())
+        version = self.peers[slot][0].version()
+        of_version, of_published = self.seen
+        assert of_version.setdefault((slot, version), published) == published
+        assert of_published.setdefault((slot, published), version) == version
 
     @rule(target=matches, slot=slots, keys=key_lists)
     def look_up(self, slot: int, keys: list[str]) -> object:
@@ -202,7 +212,6 @@ class DirectoryMachine(RuleBasedStateMachine):
         for frame_table, model in self.frame_tables.values():
             assert frame_table.num_published == model.num_published
             assert frame_table.num_quarantined == model.num_quarantined
-            assert frame_table.version == model.version
 
 
 DirectoryMachine.TestCase.settings = settings(

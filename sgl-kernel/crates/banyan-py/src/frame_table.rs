@@ -81,11 +81,6 @@ impl PyFrameTable {
         self.frame_table.num_quarantined()
     }
 
-    #[getter]
-    fn version(&self) -> u64 {
-        self.frame_table.version()
-    }
-
     fn close(&mut self) {
         self.frame_table.close();
     }

@@ -136,10 +136,6 @@ impl FrameTable {
         self.ledger.num_quarantined()
     }
 
-    pub fn version(&self) -> u64 {
-        self.word(Word::Version)
-    }
-
     /// Leaves the rank table; nothing stays published. Idempotent.
     pub fn close(&mut self) {
         if self.open {
@@ -166,12 +162,6 @@ impl FrameTable {
                 .word(mapping, Word::Version)
                 .fetch_add(1, Ordering::Release);
         }
-    }
-
-    fn word(&self, word: Word) -> u64 {
-        self.layout
-            .word(self.memory.mapping(), word)
-            .load(Ordering::Relaxed)
     }
 
     fn check_open(&self) -> Result<()> {
