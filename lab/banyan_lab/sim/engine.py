@@ -17,7 +17,7 @@ from typing import Any
 
 Action = Callable[..., None]
 
-FIRST, NORMAL, LAST = 0, 1, 2
+FIRST, NORMAL = 0, 1
 """Priorities of events at the same moment. What ends comes before what begins with the room that it leaves."""
 
 
@@ -48,9 +48,9 @@ class Simulation:
         self._sequence += 1
         heappush(self._heap, (time_s, priority, self._sequence, action, args))
 
-    def after(self, delay_s: float, action: Action, *args: Any, priority: int = NORMAL) -> None:
+    def after(self, delay_s: float, action: Action, *args: Any) -> None:
         """Run ``action(*args)`` in ``delay_s`` seconds."""
-        self.at(self.now_s + delay_s, action, *args, priority=priority)
+        self.at(self.now_s + delay_s, action, *args)
 
     def run(self, until_s: float = math.inf) -> None:
         """Run events up to and including ``until_s``, or until none is left. The clock stays at the last one run."""

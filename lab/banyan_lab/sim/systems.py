@@ -139,10 +139,6 @@ class Deployment:
     def num_nodes(self) -> int:
         return (self.prefill_nodes + self.decode_nodes) * self.num_groups
 
-    @property
-    def num_gpus(self) -> int:
-        return self.num_nodes * self.spec.num_gpus
-
 
 def deployment(
     model_name: str,

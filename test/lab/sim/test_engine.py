@@ -3,12 +3,12 @@ import math
 
 import pytest
 
-from banyan_lab.sim.engine import FIRST, LAST, PastEvent, Simulation
+from banyan_lab.sim.engine import FIRST, NORMAL, PastEvent, Simulation
 
 
 def test_events_when_at_the_same_time_then_priority_and_then_order_of_scheduling_decide():
     sim, seen = Simulation(), []
-    for name, priority in (("c", LAST), ("a", FIRST), ("d", LAST), ("b", FIRST)):
+    for name, priority in (("c", NORMAL), ("a", FIRST), ("d", NORMAL), ("b", FIRST)):
         sim.at(1.0, seen.append, name, priority=priority)
     sim.run()
     assert seen == ["a", "b", "c", "d"]
