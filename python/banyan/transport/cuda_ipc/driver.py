@@ -33,8 +33,6 @@ class DriverError(RuntimeError):
 
     def __init__(self, call: str, code: str) -> None:
         super().__init__(f"{call}: {code}")
-        self.call = call
-        self.code = code
 
 
 class CudaDriver:
