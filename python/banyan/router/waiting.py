@@ -20,6 +20,8 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+WINDOW_S = 10.0
+
 
 class QueueFull(Exception):
     """Too many are waiting already."""
@@ -106,10 +108,9 @@ class Admission(Generic[T]):
 
 
 class Rate:
-    """Events per second, lately: those of the last ``window_s`` seconds."""
+    """Events per second, lately: those of the last ``WINDOW_S`` seconds."""
 
-    def __init__(self, window_s: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
-        self._window_s = window_s
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._times_s: deque[float] = deque(maxlen=4096)
 
@@ -117,7 +118,7 @@ class Rate:
         self._times_s.append(self._clock())
 
     def per_s(self) -> float:
-        oldest_s = self._clock() - self._window_s
+        oldest_s = self._clock() - WINDOW_S
         while self._times_s and self._times_s[0] < oldest_s:
             self._times_s.popleft()
-        return len(self._times_s) / self._window_s
+        return len(self._times_s) / WINDOW_S

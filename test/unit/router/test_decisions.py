@@ -230,7 +230,7 @@ def test_queue_when_the_client_goes_as_its_turn_comes_then_the_place_is_given_ba
 
 def test_rate_when_time_passes_then_old_events_do_not_count():
     now_s = [0.0]
-    rate = Rate(10.0, lambda: now_s[0])
+    rate = Rate(lambda: now_s[0])
     for now_s[0] in (0.0, 5.0, 9.0):
         rate.happened()
     assert rate.per_s() == 0.3
