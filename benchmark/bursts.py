@@ -6,7 +6,8 @@
 
 Three servers, alike but for what their row says, are asked the same in turns, the others asleep: sharing off, the same
 with SGLang's order that looks for prompts in its queue which begin alike (``--schedule-policy lpm``), and sharing on.
-Each burst begins as none before. Writes build/bursts/report.json.
+Each burst begins as none before. Then bursts to one of two ranks, of which the other one holds what all begin with:
+what do they cost the prompts that the first one held? Writes build/bursts/report.json.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import asyncio
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -36,13 +37,15 @@ from benchmark.servers import Server, ServerSpec, Share, cpu_env, unwind_on_sigt
 
 TIMEOUT_S = 600.0
 OUTPUT_TOKENS = 8
+PAGE_TOKENS = 16
+NUM_CORES = 2
 ARMS: dict[str, tuple[Share, tuple[str, ...]]] = {
     "off": ("off", ()),
     "off, lpm": ("off", ("--schedule-policy", "lpm")),
     "on": ("on", ()),
 }
 FLAGS = (
-    *("--device", "cpu", "--dtype", "float32", "--page-size", "16", "--sleep-on-idle"),
+    *("--device", "cpu", "--dtype", "float32", "--page-size", str(PAGE_TOKENS), "--sleep-on-idle"),
     *("--context-length", "4096", "--max-total-tokens", "60000", "--chunked-prefill-size", "4096"),
 )
 
@@ -60,48 +63,94 @@ class Burst:
         head = random_prompt(draw, self.head_tokens)
         return [head + random_prompt(draw, self.own_tokens) for _ in range(num_ranks * self.num_prompts)]
 
+    def best_cached_share(self, *, num_computed: int) -> float:
+        """Where each rank computes the head so many times."""
+        best = self.head_tokens // PAGE_TOKENS * PAGE_TOKENS * (self.num_prompts - num_computed)
+        return round(best / (self.num_prompts * (self.head_tokens + self.own_tokens)), 4)
+
     def __str__(self) -> str:
         return f"{self.num_prompts} x {self.head_tokens} + {self.own_tokens}"
 
 
 BURSTS = (Burst(4, 1_000, 50), Burst(16, 500, 30), Burst(8, 2_000, 100))
 
+# What a rank holds is in its pool only.
+SMALL_POOLS = ("--max-total-tokens", "16000", "--banyan-host-gb", "0")
+MOVED_BURSTS = (Burst(4, 3_000, 64), Burst(8, 2_000, 64), Burst(8, 3_000, 64))
+NUM_OTHERS, OTHER_TOKENS = 4, 2_000
+PUBLISHED_S = 0.3
+"""After its answer a prompt can be found by the other rank."""
 
-async def play(url: str, prompts: Sequence[Sequence[int]]) -> tuple[float, list[Answer]]:
-    """All at once; until the last answer has ended."""
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One burst at one server: how long until its last answer had ended, the answers, and what came of the prompts that
+    the rank had held, asked again; () where none were."""
+
+    took_s: float
+    answers: Sequence[Answer]
+    others: Sequence[Answer] = ()
+
+
+async def play(client: NativeClient, prompts: Sequence[Sequence[int]]) -> Played:
+    """All at once."""
+    began_s = time.perf_counter()
+    answers = await asyncio.gather(*(client.answer((), prompt, OUTPUT_TOKENS) for prompt in prompts))
+    return Played(time.perf_counter() - began_s, answers)
+
+
+async def play_anywhere(url: str, burst: Burst, num_ranks: int, seed: str) -> Played:
+    """To all ranks."""
     async with open_session(TIMEOUT_S) as session:
-        client = NativeClient(session, url)
-        began_s = time.perf_counter()
-        answers = await asyncio.gather(*(client.answer((), prompt, OUTPUT_TOKENS) for prompt in prompts))
-        return time.perf_counter() - began_s, list(answers)
+        return await play(NativeClient(session, url), burst.prompts(num_ranks, seed))
 
 
-def figures(took_s: float, answers: Sequence[Answer], first: Sequence[Answer]) -> dict[str, Any]:
-    """Of one burst at one server. ``first``: the answers of sharing off."""
+async def play_at_first(url: str, burst: Burst, num_ranks: int, seed: str) -> Played:
+    """To rank 0, which holds some others, while the next rank holds what all begin with."""
+    prompts, draw = burst.prompts(1, seed), random.Random(f"others {seed}")
+    others = [random_prompt(draw, OTHER_TOKENS) for _ in range(NUM_OTHERS)]
+    async with open_session(TIMEOUT_S) as session:
+        first, second = (NativeClient(session, url, {"routed_dp_rank": rank}) for rank in range(num_ranks))
+        for prompt in others:
+            await first.answer((), prompt, 1)
+        await second.answer((), prompts[0][: burst.head_tokens], 1)
+        await asyncio.sleep(PUBLISHED_S)
+        played = await play(first, prompts)
+        return replace(played, others=[await first.answer((), prompt, 1) for prompt in others])
+
+
+def cached_share(answers: Sequence[Answer]) -> float:
+    """Of the tokens of their prompts."""
+    return round(sum(answer.cached_tokens for answer in answers) / sum(answer.prompt_tokens for answer in answers), 4)
+
+
+def figures(played: Played, off: Played) -> dict[str, Any]:
+    """Of one burst at one server; ``off``: at sharing off."""
+    answers = played.answers
     return {
-        "answered_s": round(took_s, 4),
+        "answered_s": round(played.took_s, 4),
         "mean_ttft_s": round(mean(answer.ttft_s for answer in answers if answer.ttft_s is not None), 4),
-        "cached_share": round(sum(a.cached_tokens for a in answers) / sum(a.prompt_tokens for a in answers), 4),
-        "num_same_answers": sum(a.output_ids == b.output_ids for a, b in zip(answers, first, strict=True)),
-        "num_errors": sum(bool(answer.error) for answer in answers),
+        "cached_share": cached_share(answers),
+        "others_cached_share": cached_share(played.others) if played.others else None,
+        "num_same_answers": sum(a.output_ids == b.output_ids for a, b in zip(answers, off.answers, strict=True)),
+        "num_errors": sum(bool(answer.error) for answer in (*answers, *played.others)),
     }
 
 
 def row(ranks: int, burst: Burst, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """Of all rounds of one burst."""
     times = {arm: {key: [run[key] for run in some] for key in some[0]} for arm, some in runs.items()}
-    # Of the best there can be each rank computes the head once.
-    best = burst.head_tokens // 16 * 16 * (burst.num_prompts - 1)
-    best_share = best / (burst.num_prompts * (burst.head_tokens + burst.own_tokens))
+    moves = times["off"]["others_cached_share"][0] is not None
     return {
         "ranks": ranks,
         "burst": str(burst),
-        "best_cached_share": round(best_share, 4),
+        "best_cached_share": burst.best_cached_share(num_computed=0 if moves else 1),
         "arms": {
             arm: {
                 "answered_s": median(figure["answered_s"]),
                 "mean_ttft_s": median(figure["mean_ttft_s"]),
                 "cached_share": median(figure["cached_share"]),
+                "others_cached_share": median(figure["others_cached_share"]) if moves else None,
                 "answered_to_off": paired_ratio(figure["answered_s"], times["off"]["answered_s"]),
                 "ttft_to_off": paired_ratio(figure["mean_ttft_s"], times["off"]["mean_ttft_s"]),
             }
@@ -111,42 +160,60 @@ def row(ranks: int, burst: Burst, runs: dict[str, list[dict[str, Any]]]) -> dict
     }
 
 
-def measured(ranks: int, bursts: Sequence[Burst], args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows of servers with so many ranks."""
-    env = (*cpu_env(dp=ranks, num_cores=2), *ENV)
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Servers with so many ranks, and the bursts that they are asked."""
+
+    name: str
+    num_ranks: int
+    bursts: Sequence[Burst]
+    play: Callable[[str, Burst, int, str], Coroutine[Any, Any, Played]] = play_anywhere
+    arms: Sequence[str] = tuple(ARMS)
+    flags: tuple[str, ...] = ()
+
+
+def measured(scene: Scene, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of one scene."""
+    ranks, env = scene.num_ranks, (*cpu_env(dp=scene.num_ranks, num_cores=NUM_CORES), *ENV)
     rows = []
     with ExitStack() as stack:
         servers = {}
-        for arm, (share, flags) in ARMS.items():
-            spec = ServerSpec(f"{arm.replace(', ', '-')}-{ranks}", ranks, share, (*FLAGS, *flags), env)
+        for arm in scene.arms:
+            share, flags = ARMS[arm]
+            label = f"{arm.replace(', ', '-')}-{scene.name}"
+            spec = ServerSpec(label, ranks, share, (*FLAGS, *flags, *scene.flags), env)
             servers[arm] = stack.enter_context(Server(spec, models.ensure(models.WIDE), args.out / "logs"))
         wait_ready(list(servers.values()))
         for server in servers.values():
             server.asleep()
-        for burst in bursts:
-            runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
+        for burst in scene.bursts:
+            runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in scene.arms}
             # The first round is to warm up.
             for number in range(args.rounds + 1):
-                prompts = burst.prompts(ranks, f"{args.seed} {burst} {number}")
                 played = {}
-                for arm in order_of_repetition(list(ARMS), number):
+                for arm in order_of_repetition(list(scene.arms), number):
                     with turn_of(servers[arm]):
-                        played[arm] = asyncio.run(play(servers[arm].url, prompts))
-                for arm, (took_s, answers) in played.items() if number else ():
-                    runs[arm].append(figures(took_s, answers, played["off"][1]))
+                        seed = f"{args.seed} {burst} {number}"
+                        played[arm] = asyncio.run(scene.play(servers[arm].url, burst, ranks, seed))
+                for arm, of_arm in played.items() if number else ():
+                    runs[arm].append(figures(of_arm, played["off"]))
             rows.append(row(ranks, burst, runs))
-            print(ranks, burst, rows[-1]["best_cached_share"], rows[-1]["arms"], file=sys.stderr, flush=True)
+            print(scene.name, burst, rows[-1]["best_cached_share"], rows[-1]["arms"], file=sys.stderr, flush=True)
     return rows
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
+    scenes = [Scene(str(ranks), ranks, BURSTS) for ranks in args.ranks]
+    moving = [Scene("moved", 2, MOVED_BURSTS, play_at_first, ("off", "on"), SMALL_POOLS)]
     if args.quick:
-        args.rounds, args.ranks = 1, [1]
+        args.rounds, scenes, moving = 1, [Scene("1", 1, BURSTS[:1])], []
     unwind_on_sigterm()
-    rows = [row for ranks in args.ranks for row in measured(ranks, BURSTS[:1] if args.quick else BURSTS, args)]
-    write_report(args.out / "report.json", {"rows": rows}, args)
-    return 1 if any(run["num_errors"] for row in rows for some in row["runs"].values() for run in some) else 0
+    rows = [row for scene in scenes for row in measured(scene, args)]
+    moved = [row for scene in moving for row in measured(scene, args)]
+    write_report(args.out / "report.json", {"rows": rows, "moved": moved}, args)
+    runs = [run for row in (*rows, *moved) for some in row["runs"].values() for run in some]
+    return 1 if any(run["num_errors"] for run in runs) else 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -3,7 +3,8 @@
 
 SGLang looks for a prompt's pages when it takes the prompt into a batch. So the prompts of one batch do not find each
 other's pages, nor, where it makes a batch while another one is computed, those of the batch before. What two prompts
-begin with would be computed twice on one rank; a prompt that is passed over once finds it.
+begin with would be computed twice on one rank, or moved there twice, to places of its own for each; a prompt that is
+passed over once finds it.
 
 Invariants
   1. A prompt is pending from the pass that takes it into a batch until the results of its forward are there, and no
@@ -21,6 +22,9 @@ from dataclasses import dataclass
 
 LEAST_SHARED_TOKENS = 256
 """Fewer are computed sooner than the next pass comes: a GPU takes milliseconds for them."""
+
+LEAST_MOVED_TOKENS = 2048
+"""Fewer are moved sooner, and do not take much of the pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +70,14 @@ class PendingPrompts:
         if num_tokens >= LEAST_SHARED_TOKENS:
             self._now.append(_Pending(prompt, num_tokens, is_over))
 
-    def are_coming(self, prompt: Prompt, num_found: int, most: int) -> bool:
-        """Whether what comes behind the first ``num_found`` tokens, which are cached, is being computed. ``most``: of
-        the prompt may come from a cache."""
-        last = num_found + LEAST_SHARED_TOKENS
-        return last <= most and any(pending.brings(prompt, num_found, last) for pending in (*self._now, *self._before))
+    def are_coming(self, prompt: Prompt, num_cached: int, num_elsewhere: int, most: int) -> bool:
+        """Whether so much of what comes behind the first ``num_cached`` tokens is on its way that waiting is better
+        than to move the next ``num_elsewhere`` and to compute the rest. ``most``: of the prompt may come from a
+        cache."""
+        to_compute = num_cached + num_elsewhere
+        return (to_compute + LEAST_SHARED_TOKENS <= most and self._bring(prompt, to_compute, LEAST_SHARED_TOKENS)) or (
+            num_elsewhere >= LEAST_MOVED_TOKENS and self._bring(prompt, num_cached, LEAST_MOVED_TOKENS)
+        )
+
+    def _bring(self, prompt: Prompt, first: int, num_tokens: int) -> bool:
+        return any(pending.brings(prompt, first, first + num_tokens) for pending in (*self._now, *self._before))

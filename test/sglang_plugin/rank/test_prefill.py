@@ -249,9 +249,9 @@ def passed_over(monkeypatch):
     return told
 
 
-def waiting(num_tokens, **fields):
+def waiting(num_tokens, *, prefix_tokens=0, **fields):
     """A request, and what else is to be so of it."""
-    req = request(num_tokens)
+    req = request(num_tokens, prefix_tokens=prefix_tokens)
     vars(req).update(fields)
     return req
 
@@ -265,6 +265,25 @@ def test_add_when_prompts_begin_alike_then_one_is_computed_and_the_others_wait_o
     second.prefix_len = second.extend_end = 896
     assert add(make_adder(), second) == ((4, 896),)
     assert len(passed_over) == 1
+
+
+def test_add_when_prompts_begin_with_what_is_moved_then_it_is_moved_once(make_adder, passed_over):
+    first, second = moving(3000, 2992), moving(2900, 2896)
+    assert len(add(make_adder(), first, second)) == 1
+    first.output_ids.append(5)
+    found = waiting(2900, prefix_tokens=2896, banyan_passes=second.banyan_passes)
+    assert add(make_adder(), found) == ((4, 2896),) and len(passed_over) == 1
+
+
+def test_add_when_little_is_moved_then_each_moves_its_own(make_adder, passed_over):
+    assert len(add(make_adder(), moving(700, 640), moving(750, 640))) == 2
+
+
+def test_add_when_windows_are_moved_then_each_moves_its_own(make_adder, passed_over):
+    """The one does not leave the window that the other needs."""
+    second = moving(2900, 2896)
+    second.swa_host_hit_length = 64
+    assert len(add(make_adder(), moving(3000, 2992), second)) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that wait in a rank's queue while a forward computes what they begin with (``planner.pending_prompts``).
+"""Requests that wait in a rank's queue while another one brings what they begin with (``planner.pending_prompts``).
 
 Where what they wait for never comes, they wait for ``MOST_PASSES`` passes and no more: a cache that gives none of them
 the pages of another must not have them computed one after the other. The shards of a rank decide alike: all that is
@@ -34,7 +34,7 @@ def begin_pass() -> None:
 
 
 def _has_to_wait(req: Any) -> bool:
-    """Whether the next pages of its prompt are being computed for another request: it is passed over."""
+    """Whether the next pages of its prompt are being computed, or moved, for another request: it is passed over."""
     if _pending is None or (prompt := _prompt(req)) is None:
         return False
     num_found = req.prefix_len + req.host_hit_length
@@ -43,7 +43,10 @@ def _has_to_wait(req: Any) -> bool:
         num_passes = 0
     if num_passes == MOST_PASSES:
         return False
-    if not _pending.are_coming(prompt, num_found, req._compute_max_prefix_len(len(prompt.tokens))):
+    # With windows the pages of the other prompt do not do: it is restored where that one did not end.
+    num_elsewhere = 0 if req.swa_host_hit_length else req.host_hit_length
+    most = req._compute_max_prefix_len(len(prompt.tokens))
+    if not _pending.are_coming(prompt, num_found - num_elsewhere, num_elsewhere, most):
         return False
     if _passed_over is not None and not hasattr(req, "banyan_passes"):
         _passed_over()
