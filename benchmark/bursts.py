@@ -76,7 +76,7 @@ BURSTS = (Burst(4, 1_000, 50), Burst(16, 500, 30), Burst(8, 2_000, 100))
 
 # What a rank holds is in its pool only.
 SMALL_POOLS = ("--max-total-tokens", "16000", "--banyan-host-gb", "0")
-MOVED_BURSTS = (Burst(4, 3_000, 64), Burst(8, 2_000, 64), Burst(8, 3_000, 64))
+MOVED_BURSTS = (Burst(4, 3_000, 64), Burst(8, 2_400, 64), Burst(8, 3_600, 64))
 NUM_OTHERS, OTHER_TOKENS = 4, 2_000
 PUBLISHED_S = 0.3
 """After its answer a prompt can be found by the other rank."""

@@ -146,7 +146,7 @@ class Counters:
     held_us: int = _of("time that the dispatcher held requests back until a rank had computed what they begin with")
     held_in_vain: int = _of("of the requests held back, those that came here before it could be fetched")
     passed_over_requests: int = _of(
-        "requests that waited in this rank's queue while a forward computed what they begin with"
+        "requests that waited in this rank's queue while what they begin with was computed or moved for others"
     )
 
     def count_placed(self, reason: str) -> None:
