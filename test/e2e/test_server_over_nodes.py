@@ -247,9 +247,10 @@ class PairOverNodes:
             computed, answer = (half.result() for half in halves)
         return answer["output_ids"], computed["meta_info"]["cached_tokens"]
 
-    def known_records(self) -> set[int]:
-        """How many pages in the store the prefill server's ranks know of. Those of a decode server do not ask."""
-        return {state["store"]["num_records"] for state in self.prefill.ranks().values()}
+    def known_records(self) -> dict[int, int]:
+        """How many pages in the store each of the prefill server's ranks knows of. Those of a decode server do not
+        ask."""
+        return {rank: state["store"]["num_records"] for rank, state in self.prefill.ranks().items()}
 
     def num_stored(self) -> int:
         """How many pages the ranks of both servers have stored."""
@@ -293,10 +294,16 @@ def test_next_turn_when_both_servers_of_a_pair_lie_on_two_nodes_then_each_prefil
             # Without the last token of the answer, which no page holds yet.
             num_answer_pages += (len(turns[ranks]) - 1) // PAGE - len(ids) // PAGE
         until(lambda: there(pair.decode.total, "archived_pages") >= num_answer_pages)
-        # A rank learns what others have stored by a thread of its own.
+        until(lambda: there(pair.num_stored) >= sum((len(turn) - 1) // PAGE for turn in turns.values()))
+        num_stored = there(pair.num_stored)
+        # For what another node has stored a rank looks only after somebody has looked something up.
+        own_pages = {}
+        for rank in (0, 1):
+            there(pair.ask, ids := next(asked), (rank, rank))
+            own_pages[rank] = len(ids) // PAGE
         until(
-            lambda: there(pair.known_records) == {there(pair.num_stored)},
-            told=lambda: (there(pair.known_records), there(pair.num_stored)),
+            lambda: all(known >= num_stored + own_pages[rank] for rank, known in there(pair.known_records).items()),
+            told=lambda: (there(pair.known_records), num_stored, own_pages),
         )
         for ranks, turn in turns.items():
             again, found = there(pair.ask, [*turn, *turn[:30]], ranks)
