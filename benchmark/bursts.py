@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts that begin alike and come at once, as agents that start together send them: is that computed once?
 
-    python -m benchmark.bursts                       # one rank and two, some ten minutes
+    python -m benchmark.bursts                       # one rank and two, some 15 minutes
     python -m benchmark.bursts --quick               # a first impression, and whether it runs
 
 Three servers, alike but for what their row says, are asked the same in turns, the others asleep: sharing off, the same
@@ -121,7 +121,8 @@ async def play_at_first(url: str, burst: Burst, num_ranks: int, seed: str) -> Pl
 
 def cached_share(answers: Sequence[Answer]) -> float:
     """Of the tokens of their prompts."""
-    return round(sum(answer.cached_tokens for answer in answers) / sum(answer.prompt_tokens for answer in answers), 4)
+    num_tokens = sum(answer.prompt_tokens for answer in answers)
+    return round(sum(answer.cached_tokens for answer in answers) / num_tokens, 4) if num_tokens else 0.0
 
 
 def figures(played: Played, off: Played) -> dict[str, Any]:

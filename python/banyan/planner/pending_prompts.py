@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What forwards are computing, and SGLang's tree does not show yet.
+"""What forwards compute and fetches move, and SGLang's tree does not show yet.
 
 SGLang looks for a prompt's pages when it takes the prompt into a batch. So the prompts of one batch do not find each
 other's pages, nor, where it makes a batch while another one is computed, those of the batch before. What two prompts
@@ -24,7 +24,7 @@ LEAST_SHARED_TOKENS = 256
 """Fewer are computed sooner than the next pass comes: a GPU takes milliseconds for them."""
 
 LEAST_MOVED_TOKENS = 2048
-"""Fewer are moved sooner, and do not take much of the pool."""
+"""Fewer do not take much of the pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ class _Pending:
         return (
             last <= min(self.num_tokens, len(ours), len(theirs))
             and self.prompt.namespace == asked.namespace
+            and ours[last - 1] == theirs[last - 1]
             # Prompts that differ mostly do so where the tree's part of them ends.
             and ours[first:last] == theirs[first:last]
             and ours[:first] == theirs[:first]
@@ -70,14 +71,15 @@ class PendingPrompts:
         if num_tokens >= LEAST_SHARED_TOKENS:
             self._now.append(_Pending(prompt, num_tokens, is_over))
 
-    def are_coming(self, prompt: Prompt, num_cached: int, num_elsewhere: int, most: int) -> bool:
-        """Whether so much of what comes behind the first ``num_cached`` tokens is on its way that waiting is better
-        than to move the next ``num_elsewhere`` and to compute the rest. ``most``: of the prompt may come from a
-        cache."""
-        to_compute = num_cached + num_elsewhere
-        return (to_compute + LEAST_SHARED_TOKENS <= most and self._bring(prompt, to_compute, LEAST_SHARED_TOKENS)) or (
-            num_elsewhere >= LEAST_MOVED_TOKENS and self._bring(prompt, num_cached, LEAST_MOVED_TOKENS)
-        )
+    def are_computed(self, prompt: Prompt, num_found: int, most: int) -> bool:
+        """Whether what comes behind the first ``num_found`` tokens, which are held somewhere, is being computed, and
+        not too little to wait for. ``most``: of the prompt may come from a cache."""
+        return num_found + LEAST_SHARED_TOKENS <= most and self._bring(prompt, num_found, LEAST_SHARED_TOKENS)
+
+    def are_brought(self, prompt: Prompt, num_cached: int) -> bool:
+        """Whether much of what comes behind the first ``num_cached`` tokens, which are in the pool, is being moved or
+        computed."""
+        return self._bring(prompt, num_cached, LEAST_MOVED_TOKENS)
 
     def _bring(self, prompt: Prompt, first: int, num_tokens: int) -> bool:
         return any(pending.brings(prompt, first, first + num_tokens) for pending in (*self._now, *self._before))

@@ -144,9 +144,9 @@ def lockstep(monkeypatch):
     return held
 
 
-def moving(num_tokens, moved_tokens):
-    """A request whose first tokens come from elsewhere."""
-    req = request(num_tokens)
+def moving(num_tokens, moved_tokens, **fields):
+    """A request whose first tokens come from elsewhere, and what else is to be so of it."""
+    req = waiting(num_tokens, **fields)
     req.host_hit_length = moved_tokens
     req.best_match_node = None
     req.needs_host_load_back = lambda: True
@@ -267,23 +267,52 @@ def test_add_when_prompts_begin_alike_then_one_is_computed_and_the_others_wait_o
     assert len(passed_over) == 1
 
 
-def test_add_when_prompts_begin_with_what_is_moved_then_it_is_moved_once(make_adder, passed_over):
+@pytest.fixture
+def full_pool(make_adder, passed_over):
+    """Makes adders where all but 400 places of the pool hold what could be evicted."""
+
+    def make():
+        adder = make_adder()
+        adder.token_to_kv_pool_allocator.alloc(19_600)
+        adder.tree_cache.full_evictable_size = adder.tree_cache.evictable_size = lambda: 19_600
+        return adder
+
+    return make
+
+
+def test_add_when_prompts_begin_with_what_is_moved_to_a_full_pool_then_it_is_moved_once(full_pool, passed_over):
     first, second = moving(3000, 2992), moving(2900, 2896)
-    assert len(add(make_adder(), first, second)) == 1
+    assert len(add(full_pool(), first, second)) == 1
     first.output_ids.append(5)
     found = waiting(2900, prefix_tokens=2896, banyan_passes=second.banyan_passes)
-    assert add(make_adder(), found) == ((4, 2896),) and len(passed_over) == 1
+    assert add(full_pool(), found) == ((4, 2896),) and len(passed_over) == 1
 
 
-def test_add_when_little_is_moved_then_each_moves_its_own(make_adder, passed_over):
-    assert len(add(make_adder(), moving(700, 640), moving(750, 640))) == 2
+def test_add_when_there_is_room_then_each_moves_its_own(make_adder, passed_over):
+    assert len(add(make_adder(), moving(3000, 2992), moving(2900, 2896))) == 2
 
 
-def test_add_when_windows_are_moved_then_each_moves_its_own(make_adder, passed_over):
+def test_add_when_little_is_moved_then_each_moves_its_own(full_pool):
+    assert len(add(full_pool(), moving(700, 640), moving(750, 640))) == 2
+
+
+def test_add_when_windows_are_moved_then_each_moves_its_own(full_pool):
     """The one does not leave the window that the other needs."""
-    second = moving(2900, 2896)
-    second.swa_host_hit_length = 64
-    assert len(add(make_adder(), moving(3000, 2992), second)) == 2
+    assert len(add(full_pool(), moving(3000, 2992), moving(2900, 2896, swa_host_hit_length=64))) == 2
+
+
+def test_add_when_it_has_waited_for_a_move_then_it_waits_as_long_for_what_is_computed(full_pool, passed_over):
+    """What lay elsewhere is in the pool then: the wait was not in vain."""
+    waits, behind = [], moving(4000, 2992)
+    for moved, computed in ((2992, 64), (2992, 64), (2992, 1008), (2992, 1008)):
+        if len(waits) == 2:
+            behind.prefix_len, behind.host_hit_length = 2992, 0
+        adder = full_pool()
+        add(adder, moving(moved + computed, moved))
+        waits.append(
+            adder.add_one_req(behind, False, None) == AddReqResult.CONTINUE and behind not in adder.can_run_list
+        )
+    assert waits == [True] * 4
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ def prompt(num_shared, num_own=0, own=7, namespace=None):
     return Prompt(namespace, tokens(num_shared, num_own, own))
 
 
-def comes(pending, asked, num_cached, num_elsewhere=0):
+def comes(pending, asked, num_found):
     """Whether it does to a request all but the last token of which may come from a cache."""
-    return pending.are_coming(asked, num_cached, num_elsewhere, len(asked.tokens) - 1)
+    return pending.are_computed(asked, num_found, len(asked.tokens) - 1)
 
 
 class Forward:
@@ -116,26 +116,16 @@ def test_prompts_when_all_begin_alike_then_one_is_computed_and_the_others_follow
 
 def test_prompt_when_too_little_of_it_may_come_from_a_cache_then_it_does_not_wait(pending):
     pending.take(prompt(1000), 1000, Forward())
-    assert pending.are_coming(prompt(1000), 0, 0, L)
-    assert not pending.are_coming(prompt(1000), 0, 0, L - 1)
+    assert pending.are_computed(prompt(1000), 0, L)
+    assert not pending.are_computed(prompt(1000), 0, L - 1)
 
 
 @pytest.mark.parametrize(
-    ("num_shared", "num_cached", "num_elsewhere", "waits"),
-    [
-        (M, 0, M, True),
-        (M - 1, 0, M, False),
-        (M, 0, M - 1, False),
-        # What lies in the pool is not moved.
-        (2 * M, M, M, True),
-        (2 * M - 1, M, M, False),
-        # Of one that finds less elsewhere than the other brings, the rest is not computed either.
-        (2 * M, 0, 16, True),
-        (2 * M, M + 16, M - 16, False),
-    ],
+    ("num_shared", "num_cached", "waits"),
+    [(M, 0, True), (M - 1, 0, False), (2 * M, M, True), (2 * M - 1, M, False)],
 )
-def test_prompt_when_what_it_begins_with_is_being_moved_then_it_waits_where_that_is_much(
-    pending, num_shared, num_cached, num_elsewhere, waits
+def test_prompt_when_what_it_begins_with_is_being_moved_then_it_is_told_where_that_is_much(
+    pending, num_shared, num_cached, waits
 ):
     pending.take(prompt(num_shared, 50, own=2), num_shared + 50, Forward())
-    assert comes(pending, prompt(num_shared, 50, own=1), num_cached, num_elsewhere) is waits
+    assert pending.are_brought(prompt(num_shared, 50, own=1), num_cached) is waits

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from banyan import faults
-from banyan.planner.pending_prompts import LEAST_SHARED_TOKENS, PendingPrompts, Prompt
+from banyan.planner.pending_prompts import LEAST_MOVED_TOKENS, LEAST_SHARED_TOKENS, PendingPrompts, Prompt
 
 MOST_PASSES = 3
-"""Without finding more of the prompt. The results of a forward are there after two."""
+"""Without finding more of the prompt, or more of it in the pool. The results of a forward are there after two."""
 
 _pending: PendingPrompts | None = None
 _passed_over: Callable[[], None] | None = None
@@ -33,25 +33,35 @@ def begin_pass() -> None:
         _pending.begin_pass()
 
 
-def _has_to_wait(req: Any) -> bool:
-    """Whether the next pages of its prompt are being computed, or moved, for another request: it is passed over."""
+def _has_to_wait(req: Any, free_tokens: Callable[[], int]) -> bool:
+    """Whether the next pages of its prompt are being brought by another request: it is passed over. ``free_tokens``: of
+    the pool, without evicting anything."""
     if _pending is None or (prompt := _prompt(req)) is None:
         return False
     num_found = req.prefix_len + req.host_hit_length
-    found_before, num_passes = getattr(req, "banyan_passes", (num_found, 0))
-    if num_found > found_before:
+    found_before, cached_before, num_passes = getattr(req, "banyan_passes", (num_found, req.prefix_len, 0))
+    if num_found > found_before or req.prefix_len > cached_before:
         num_passes = 0
-    if num_passes == MOST_PASSES:
-        return False
-    # With windows the pages of the other prompt do not do: it is restored where that one did not end.
-    num_elsewhere = 0 if req.swa_host_hit_length else req.host_hit_length
-    most = req._compute_max_prefix_len(len(prompt.tokens))
-    if not _pending.are_coming(prompt, num_found - num_elsewhere, num_elsewhere, most):
+    if num_passes == MOST_PASSES or not _are_coming(_pending, req, prompt, free_tokens):
         return False
     if _passed_over is not None and not hasattr(req, "banyan_passes"):
         _passed_over()
-    req.banyan_passes = max(found_before, num_found), num_passes + 1
+    req.banyan_passes = max(found_before, num_found), max(cached_before, req.prefix_len), num_passes + 1
     return True
+
+
+def _are_coming(pending: PendingPrompts, req: Any, prompt: Prompt, free_tokens: Callable[[], int]) -> bool:
+    num_elsewhere = req.host_hit_length
+    most = req._compute_max_prefix_len(len(prompt.tokens))
+    if pending.are_computed(prompt, req.prefix_len + num_elsewhere, most):
+        return True
+    # To move them again is mostly quicker than to wait for a forward. What it costs is room, where that has to be made.
+    # With windows the pages of the other prompt do not do: it is restored where that one did not end.
+    if num_elsewhere < LEAST_MOVED_TOKENS or req.swa_host_hit_length:
+        return False
+    if len(prompt.tokens) - req.prefix_len <= free_tokens():
+        return False
+    return pending.are_brought(prompt, req.prefix_len)
 
 
 def _note(req: Any) -> None:
@@ -73,5 +83,5 @@ def _prompt(req: Any) -> Prompt | None:
     return Prompt((req.extra_key, req.cache_salt, req.lora_id), req.origin_input_ids)
 
 
-has_to_wait = faults.quiet(_has_to_wait, "pending.has_to_wait", lambda req: False)
+has_to_wait = faults.quiet(_has_to_wait, "pending.has_to_wait", lambda req, free_tokens: False)
 note = faults.quiet(_note, "pending.note", lambda req: None)

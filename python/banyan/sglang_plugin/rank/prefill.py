@@ -114,6 +114,7 @@ class WatchedAdder:
     running_batch: Any
     max_running_requests: int | None
     is_hybrid_ssm_cache: bool
+    token_to_kv_pool_allocator: Any
     _passes_over: bool
     """Whether requests wait for what is pending, as far as the scheduler goes."""
     _num_passed_over = 0
@@ -141,7 +142,8 @@ class WatchedAdder:
         if self._num_passed_over and not self._has_places_behind():
             return AddReqResult.OTHER
         # SGLang leaves the slot of a state with a request that is passed over.
-        if self._passes_over and not self.is_hybrid_ssm_cache and pending.has_to_wait(req):
+        free_tokens = self.token_to_kv_pool_allocator.available_size
+        if self._passes_over and not self.is_hybrid_ssm_cache and pending.has_to_wait(req, free_tokens):
             self._num_passed_over += 1
             return AddReqResult.CONTINUE if self._num_passed_over < MOST_PASSED_OVER else AddReqResult.OTHER
         if self._moves is not None and not self._moves.has_room(req.host_hit_length):
