@@ -92,13 +92,13 @@ def test_poll_when_the_part_is_full_then_no_more(rig):
     assert growth.num_backed == 25
 
 
-def test_poll_when_the_machine_has_no_room_then_asked_again_after_a_rest(rig):
+def test_poll_when_the_machine_has_no_room_then_asked_again_after_a_rest(rig, caplog):
     growth, machine, later = rig
     machine.room = False
     growth.poll(0)
     later.work()
     assert growth.poll(0) == 0 and growth.num_backed == 0 and machine.backed == []
-    assert later.steps == []
+    assert later.steps == [] and len(caplog.records) == 1
     machine.room, machine.now_ns = True, REST_NS
     growth.poll(0)
     later.work()
